@@ -715,6 +715,7 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
   ConnectionSetup setup;
   setup.llp =
       core_.fabric().RecordsOver(std::move(stream), {.crc = outcome.crc, .insert_markers = outcome.send_markers});
+  const Carriage carriage = setup.llp->carriage();
   setup.initiator = initiator;
   setup.ird = outcome.ird;
   setup.ord = outcome.ord;
@@ -745,7 +746,9 @@ void IwarpCm::Attach(const std::shared_ptr<CmId>& id, State expected, std::uniqu
                                {"ird", uint64_t{outcome.ird}},
                                {"ord", uint64_t{outcome.ord}},
                                {"crc", uint64_t{outcome.crc}},
-                               {"rtr", ToString(outcome.rtr)}});
+                               {"rtr", ToString(outcome.rtr)},
+                               {"by", carriage.by},
+                               {"why", carriage.why}});
       if (initiator || outcome.rtr == MpaRtr::kNone) {
         core_.Emit(std::move(established));
         id->state_ = State::kConnected;

@@ -19,6 +19,7 @@
 #include "base/time.h"
 #include "emu/engine/memory_port.h"
 #include "emu/engine/record.h"
+#include "emu/llp/carriage.h"
 #include "emu/llp/readiness.h"
 
 namespace stagecoach::emu {
@@ -68,6 +69,7 @@ class Llp : public RecordSink {
   // Whether every record arrives, once and in order, or else the layer ends. An RDMAP stream needs it (RFC 5041 section
   // 5.1 item 1); an InfiniBand transport does not.
   virtual bool IsReliable() const = 0;
+  virtual Carriage carriage() const = 0;
 
   // --- Receiving ---
 

@@ -20,6 +20,7 @@ class LlpOver : public Llp {
   }
 
   bool IsReliable() const override { return below_->IsReliable(); }
+  Carriage carriage() const override { return below_->carriage(); }
   RxResult NextRecord(RecordHead* record) override { return below_->NextRecord(record); }
   RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override {
     return below_->Place(head_size, destination);

@@ -11,6 +11,7 @@ class QuietLlp : public Llp {
   bool CanQueue() const override { return false; }
   void QueueRecord(ConstBytes, std::span<const TxPart>, uint64_t) override {}
   bool IsReliable() const override { return true; }
+  Carriage carriage() const override { return {.by = "nothing", .why = {}}; }
   RxResult NextRecord(RecordHead*) override { return {}; }
   RxResult Place(size_t, std::span<const MutableBytes>) override { return {}; }
   Drained Drain() override { return {}; }

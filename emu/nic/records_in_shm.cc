@@ -26,10 +26,12 @@ class SomeAreShared final : public testing::Environment {
 std::unique_ptr<Fabric> WithTestRecords(Fabric& beneath) {
   auto* const tcp = dynamic_cast<TcpFabric*>(&beneath);
   if (tcp == nullptr) return nullptr;
-  return std::make_unique<ShmFabric>(*tcp, [](bool is_shared) {
+  ShmFabric::Options options;
+  options.on_choice = [](const IpEndpoint&, const IpEndpoint&, const Carriage& carriage) {
     ++chosen;
-    if (is_shared) ++chosen_shared;
-  });
+    if (carriage.by == "shm") ++chosen_shared;
+  };
+  return std::make_unique<ShmFabric>(*tcp, std::move(options));
 }
 
 void ResetTestRecords() {}

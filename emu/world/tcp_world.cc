@@ -1,4 +1,5 @@
-// The world of a real process: one host, one NIC over every local address.
+// The world of a real process: one host, one NIC over every local address; streams are TCP, records go through shared
+// memory where they can.
 
 #include <errno.h>
 #include <sys/resource.h>
@@ -13,6 +14,7 @@
 #include <utility>
 
 #include "base/fork/fork.h"
+#include "emu/backend/shm/shm_fabric.h"
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/tap/pcapng_writer.h"
 #include "emu/world/record_file.h"
@@ -100,6 +102,22 @@ TcpFabric::Options FabricOptions(const WorldOptions& options) {
   return {.busy_poll = sysconf(_SC_NPROCESSORS_ONLN) > 1 ? options.busy_poll : Duration::zero()};
 }
 
+// Who forbids all but shared memory hears why there is no connection; who asks for more hears of each.
+ShmFabric::Options ChoiceOptions(const WorldOptions& options) {
+  ShmFabric::Options choice{.backend = options.backend, .users = options.shm_users, .on_choice = {}};
+  choice.on_choice = [verbose = options.verbose](const IpEndpoint& local, const IpEndpoint& remote,
+                                                 const Carriage& carriage) {
+    const std::string between = "from " + local.ToString() + " to " + remote.ToString();
+    const std::string why = carriage.why.empty() ? "" : ": " + std::string(carriage.why);
+    if (carriage.by == "nothing") {
+      Say("no connection " + between + ", as shared memory was asked for and cannot be had" + why);
+    } else if (verbose) {
+      Say("connection " + between + " is carried by " + std::string(carriage.by) + why);
+    }
+  };
+  return choice;
+}
+
 // The files of a world, if it has any.
 struct Records {
   std::unique_ptr<TraceSink> trace;
@@ -110,7 +128,8 @@ class TcpWorld final : public World {
  public:
   TcpWorld(const WorldOptions& options, Records records)
       : trace_(std::move(records.trace)),
-        fabric_(FabricOptions(options)),
+        tcp_(FabricOptions(options)),
+        fabric_(tcp_, ChoiceOptions(options)),
         host_(Parts(options, std::move(records.capture)), Within(options)) {}
 
   Host& current_host() override { return host_; }
@@ -130,7 +149,8 @@ class TcpWorld final : public World {
   }
 
   const std::unique_ptr<TraceSink> trace_;
-  TcpFabric fabric_;
+  TcpFabric tcp_;
+  ShmFabric fabric_;
   Host host_;
 };
 

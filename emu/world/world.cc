@@ -49,6 +49,31 @@ void Profile(const char* name, DeviceProfile* value, const Complaints& complain)
   }
 }
 
+template <typename Value>
+struct Word {
+  const char* word;
+  Value value;
+};
+constexpr Word<BackendChoice> kBackends[] = {
+    {"auto", BackendChoice::kAuto}, {"shm", BackendChoice::kShm}, {"tcp", BackendChoice::kTcp}};
+constexpr Word<ShmUsers> kUsers[] = {{"any-user", ShmUsers::kAny}, {"same-user", ShmUsers::kSame}};
+
+// One of some words.
+template <typename Value, size_t kCount>
+void OneOf(const char* name, const Word<Value> (&words)[kCount], Value* value, const Complaints& complain) {
+  const char* text = std::getenv(name);
+  if (text == nullptr) return;
+  std::string known;
+  for (const Word<Value>& each : words) {
+    if (std::string_view(text) == each.word) {
+      *value = each.value;
+      return;
+    }
+    known += (known.empty() ? "" : ", ") + std::string(each.word);
+  }
+  complain(std::string(name) + "=" + text + ": there are " + known);
+}
+
 // "base+count"
 void Ports(const char* name, DeviceProfile* profile, const Complaints& complain) {
   const char* text = std::getenv(name);
@@ -106,6 +131,9 @@ WorldOptions FromEnvironment(WorldOptions defaults, const Complaints& complain) 
   Time("STAGECOACH_LISTENER_PATIENCE", kMilliseconds, &defaults.cm.listener_patience, complain);
   Time("STAGECOACH_KEEPALIVE", kMilliseconds, &defaults.cm.keepalive, complain);
   Time("STAGECOACH_USER_TIMEOUT", kMilliseconds, &defaults.cm.user_timeout, complain);
+  OneOf("STAGECOACH_BACKEND", kBackends, &defaults.backend, complain);
+  OneOf("STAGECOACH_SHM", kUsers, &defaults.shm_users, complain);
+  Switch("STAGECOACH_VERBOSE", &defaults.verbose, complain);
   Time("STAGECOACH_BUSY_POLL", kMicroseconds, &defaults.busy_poll, complain);
   Path("STAGECOACH_PCAP", &defaults.capture_path);
   Path("STAGECOACH_TRACE", &defaults.trace_path);

@@ -18,6 +18,11 @@
 //   STAGECOACH_KEEPALIVE    ms          how long a peer's host may be silent on an iWARP connection before it is asked
 //                                       for a sign of life; 0: never (30000; fabric.h: StreamOptions)
 //   STAGECOACH_USER_TIMEOUT ms          how long it may leave bytes unacknowledged; 0: the system decides (60000)
+//   STAGECOACH_BACKEND      a word      what carries records between processes of one host: shm (shared memory, or no
+//                                       connection), tcp, or auto: shm where both ends have it, or else tcp
+//                                       (backend/shm/shm_fabric.h; auto)
+//   STAGECOACH_SHM          a word      with whom memory is shared: any-user, or same-user (any-user)
+//   STAGECOACH_VERBOSE      on, off     say on standard error what carries each connection, and why (off)
 //   STAGECOACH_BUSY_POLL    us          how long a thread that waits for events polls before it sleeps, at most; 0: not
 //                                       at all (100, 1000 at the most; backend/tcp/busy_poll.h; 0 on a host with one
 //                                       processor)
@@ -48,6 +53,7 @@
 #include "base/result.h"
 #include "base/time.h"
 #include "base/trace.h"
+#include "emu/backend/shm/shm_fabric.h"
 #include "emu/cm/connection_manager.h"
 #include "emu/fabric/fabric.h"
 #include "emu/inject/plan.h"
@@ -61,7 +67,10 @@ struct WorldOptions {
   CmOptions cm;
   // Overrides the profile's wish (DeviceProfile::want_crc).
   bool crc = false;
-  Duration busy_poll = 100us;            // of a TcpWorld (STAGECOACH_BUSY_POLL)
+  Duration busy_poll = 100us;  // of a TcpWorld (STAGECOACH_BUSY_POLL), as the next three
+  BackendChoice backend = BackendChoice::kAuto;
+  ShmUsers shm_users = ShmUsers::kAny;
+  bool verbose = false;
   std::string capture_path;              // a name for MakeTcpWorld (pcapng_writer.h, record_file.h); empty: none
   std::shared_ptr<CaptureSink> capture;  // wins over capture_path
   std::string trace_path;                // a name for MakeTcpWorld (record_file.h); empty: none

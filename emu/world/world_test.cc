@@ -38,6 +38,9 @@ TEST(WorldOptions, TheDefaultAsksForNoCrcAndForPeerToPeer) {
   EXPECT_EQ(options.cm.keepalive, 30s);
   EXPECT_EQ(options.cm.user_timeout, 60s);
   EXPECT_EQ(options.busy_poll, 100us);
+  EXPECT_EQ(options.backend, BackendChoice::kAuto);
+  EXPECT_EQ(options.shm_users, ShmUsers::kAny);
+  EXPECT_FALSE(options.verbose);
   EXPECT_EQ(options.capture_path, "");
 }
 
@@ -48,6 +51,9 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   Environment keepalive("STAGECOACH_KEEPALIVE", "5000");
   Environment user_timeout("STAGECOACH_USER_TIMEOUT", "0");
   Environment busy_poll("STAGECOACH_BUSY_POLL", "200");
+  Environment backend("STAGECOACH_BACKEND", "shm");
+  Environment users("STAGECOACH_SHM", "same-user");
+  Environment verbose("STAGECOACH_VERBOSE", "on");
   Environment capture("STAGECOACH_PCAP", "/some/where.pcapng");
   const WorldOptions options = OptionsFromEnvironment();
   EXPECT_TRUE(options.crc);
@@ -56,6 +62,9 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   EXPECT_EQ(options.cm.keepalive, 5s);
   EXPECT_EQ(options.cm.user_timeout, Duration::zero());
   EXPECT_EQ(options.busy_poll, 200us);
+  EXPECT_EQ(options.backend, BackendChoice::kShm);
+  EXPECT_EQ(options.shm_users, ShmUsers::kSame);
+  EXPECT_TRUE(options.verbose);
   EXPECT_EQ(options.capture_path, "/some/where.pcapng");
 }
 
@@ -184,6 +193,18 @@ TEST(WorldOptions, AValueThatMeansNothingIsReportedAndIgnored) {
   testing::internal::CaptureStderr();
   EXPECT_FALSE(OptionsFromEnvironment().crc);
   EXPECT_NE(testing::internal::GetCapturedStderr().find("STAGECOACH_CRC=perhaps"), std::string::npos);
+}
+
+TEST(WorldOptions, AWordThatIsNoneOfThoseThereAreIsReportedAndIgnored) {
+  Environment backend("STAGECOACH_BACKEND", "udp");
+  Environment users("STAGECOACH_SHM", "");
+  testing::internal::CaptureStderr();
+  const WorldOptions options = OptionsFromEnvironment();
+  EXPECT_EQ(testing::internal::GetCapturedStderr(),
+            "stagecoach: STAGECOACH_BACKEND=udp: there are auto, shm, tcp; ignored\n"
+            "stagecoach: STAGECOACH_SHM=: there are any-user, same-user; ignored\n");
+  EXPECT_EQ(options.backend, BackendChoice::kAuto);
+  EXPECT_EQ(options.shm_users, ShmUsers::kAny);
 }
 
 TEST(WorldOptions, ATimeThatIsNoneIsReportedAndIgnored) {

@@ -13,6 +13,9 @@ fail() { echo "FAILED: $*"; failures=$((failures + 1)); }
 shows() { grep -Eq -- "$1" "$shown" || fail "the demo does not show: $1"; }
 
 shows 'listening on 127\.0\.0\.1:[0-9]+ .*'"$device"
+carrier=shm
+case " ${*:4} " in *' --backend tcp '*) carrier=tcp ;; esac
+shows "^stagecoach: connection from .* is carried by $carrier"
 shows '^1000 NULL calls of program .*: min .*, median .*, p99 '
 shows '^[1-9][0-9]* files of /usr/share/common-licenses and 48 MiB of random bytes: identical after the round trip$'
 # One block of statistics for each of the four copies; a MiB a call, by Read chunks there and by Write chunks back.

@@ -105,6 +105,18 @@ void AddDeviceOptions(CLI::App& command, DeviceOptions& options) {
       ->type_name("NAME")
       ->check(CLI::IsMember({"iwarp", "roce", "minimal", "hostile"}));
   command
+      .add_option("--backend", options.backend,
+                  "What carries RDMA between processes of one host: shared memory (shm), TCP (tcp), or shared memory "
+                  "where both ends have it (auto, the default; docs/shared_memory.md)")
+      ->type_name("WHAT")
+      ->check(CLI::IsMember({"auto", "shm", "tcp"}));
+  command
+      .add_option("--shm", options.shm,
+                  "With whom memory is shared: processes of any user (any-user, the default) or of this one's alone "
+                  "(same-user)")
+      ->type_name("USERS")
+      ->check(CLI::IsMember({"any-user", "same-user"}));
+  command
       .add_option(
           "--rule", options.rules,
           "Do something to the device or its connections, such as 'disconnect message=10'; may be given several "
@@ -178,6 +190,8 @@ int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
       {!options.pcap.empty(), "--pcap: captures are made by"},
       {!options.profile.empty(), "--profile: is of"},
       {!options.rules.empty(), "--rule: injections are of"},
+      {!options.backend.empty(), "--backend: is of"},
+      {!options.shm.empty(), "--shm: is of"},
   };
   for (const auto& option : kEmulated) {
     if (!option.given) continue;
@@ -251,8 +265,19 @@ std::string RuleInPieces(int argc, char** argv, int count) {
 }
 
 int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
-  if (!options.profile.empty() && ::setenv(kProfileVariable, options.profile.c_str(), 1) != 0) {
-    Complain(command, fmt::format("--profile: {}", std::strerror(errno)));
+  const struct {
+    const char* option;
+    const char* variable;
+    std::string value;  // empty: what the environment says
+  } kVariables[] = {
+      {"--profile", kProfileVariable, options.profile},
+      {"--backend", "STAGECOACH_BACKEND", options.backend},
+      {"--shm", "STAGECOACH_SHM", options.shm},
+      {"--verbose", "STAGECOACH_VERBOSE", options.verbose ? "on" : ""},
+  };
+  for (const auto& [option, variable, value] : kVariables) {
+    if (value.empty() || ::setenv(variable, value.c_str(), 1) == 0) continue;
+    Complain(command, fmt::format("{}: {}", option, std::strerror(errno)));
     return kExitFailure;
   }
   if (!ApplyRules(command, options.rules)) return kExitUsage;
@@ -287,6 +312,7 @@ bool ApplyRecordOption(std::string_view command, const char* option, const std::
 void AddClientOptions(CLI::App& command, ClientCommandOptions& options) {
   AddCommonOptions(command, options.common);
   command.add_flag("--stats,-v", options.stats, "At the end, print what RDMA did");
+  command.add_flag("--verbose", options.common.device.verbose, "Say what carries each connection");
   command
       .add_option("--timeout", options.timeout_seconds,
                   "Give up on connecting (after 10 at most) or on a call after so long")

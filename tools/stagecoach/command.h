@@ -47,6 +47,9 @@ struct DeviceOptions {
   std::string pcap;
   std::string profile;             // empty: what the environment says
   std::vector<std::string> rules;  // empty: what the environment says
+  std::string backend;             // likewise
+  std::string shm;                 // likewise
+  bool verbose = false;            // an option of commands; the device says what carries each connection
 };
 void AddDeviceOptions(CLI::App& command, DeviceOptions& options);
 // Acts on them; before the first use of a device. Complains when one cannot be honoured, and returns the exit code; 0:

@@ -1,4 +1,5 @@
-// stagecoach devinfo [PROFILE]: what the emulated device is: identity, limits, habits.
+// stagecoach devinfo [PROFILE]: what the emulated device is: identity, limits, habits, and whether it
+// can share memory with its neighbours.
 #include <fmt/format.h>
 
 #include <memory>
@@ -11,8 +12,19 @@
 namespace stagecoach::cli {
 namespace {
 
+// What may go through it, as far as it is for this process to say.
+std::string SharedMemory(const emu::WorldOptions& options) {
+  if (options.backend == emu::BackendChoice::kTcp) {
+    return fmt::format("no: {}", emu::ToString(emu::ShmObstacle::kTcpWanted));
+  }
+  if (const auto obstacle = emu::WhyNotShm()) return fmt::format("no: {}", emu::ToString(*obstacle));
+  return options.shm_users == emu::ShmUsers::kSame ? "yes, with processes of this user"
+                                                   : "yes, with processes of this host";
+}
+
 int DevInfo(const std::string& name) {
-  emu::DeviceProfile profile = emu::OptionsFromEnvironment().profile;
+  const emu::WorldOptions options = emu::OptionsFromEnvironment();
+  emu::DeviceProfile profile = options.profile;
   if (!name.empty()) {
     const auto found = emu::ProfileByName(name);
     if (!found) {
@@ -22,7 +34,8 @@ int DevInfo(const std::string& name) {
     profile = *found;
     emu::TakePortsFromEnvironment(&profile);
   }
-  fmt::print("{}", emu::DescribeProfile(profile));
+  fmt::print("{}backend: {}\nshared_memory: {}\n", emu::DescribeProfile(profile), emu::ToString(options.backend),
+             SharedMemory(options));
   return kExitOk;
 }
 

@@ -44,7 +44,6 @@ struct RunOptions {
   DeviceOptions device;
   std::string trace;
   std::string surroundings = "auto";
-  bool verbose = false;
 };
 
 // The folder with the libraries; empty: there is none.
@@ -109,14 +108,14 @@ bool Surround(const RunOptions& options) {
   const std::vector<verbs::emulated::SysfsFile> files = FilesOfDevice();
   const Surroundings result = EnterSurroundings(files);
   if (result.outcome == Surroundings::Outcome::kEntered) {
-    if (options.verbose) Complain("run", "the program sees /sys/class/infiniband and /dev/infiniband/uverbs0");
+    if (options.device.verbose) Complain("run", "the program sees /sys/class/infiniband and /dev/infiniband/uverbs0");
     return true;
   }
   const std::string words =
       fmt::format("the program cannot be shown /sys/class/infiniband and /dev/infiniband/uverbs0: {}", result.reason);
   // Few programs look there, and those that do not should not hear of it.
   const bool goes_on = options.surroundings == "auto" && result.outcome == Surroundings::Outcome::kUnavailable;
-  if (!goes_on || options.verbose) Complain("run", words);
+  if (!goes_on || options.device.verbose) Complain("run", words);
   return goes_on;
 }
 
@@ -145,7 +144,7 @@ int Run(const RunOptions& options, std::vector<std::string> program) {
   }
   if (!found.warning.empty()) Complain("run", fmt::format("'{}': {}", shown, found.warning));
   if (!SetEnvironment(options, libraries)) return kExitRunFailed;
-  if (options.verbose) {
+  if (options.device.verbose) {
     Complain("run", fmt::format("{} device, profile {}; libraries of {}", ProviderName(),
                                 emu::OptionsFromEnvironment().profile.name, rpcrdma::file::Printable(libraries)));
   }
@@ -197,7 +196,8 @@ void AddRun(CLI::App& app, const std::vector<std::string>& program, int& exit_co
       ->type_name("WHEN")
       ->check(CLI::IsMember({"auto", "on", "off"}))
       ->capture_default_str();
-  command->add_flag("--verbose", options->verbose, "Say what the program is given, and what not and why");
+  command->add_flag("--verbose", options->device.verbose,
+                    "Say what the program is given, and what not and why; and what carries each connection");
   command->footer(
       "PROGRAM and its arguments stand behind the options, and behind -- if they could be taken for some.\n"
       "In the names of files %p is the process id; processes never share a file.\n\n"

@@ -46,7 +46,6 @@ struct ServeOptions {
   std::string directory;
   std::string listen = "127.0.0.1:20049";
   bool read_only = false;
-  bool verbose = false;
   bool rpcbind = false;
   uint32_t rpcbind_check_seconds = 60;
   uint32_t clients = 128;
@@ -296,7 +295,7 @@ int Serve(const ServeOptions& options) {
   rpcrdma::Server server(loop, server_options);
   server.OnClientRefused(TellOfRefusal);
   server.Register(&service);
-  if (options.verbose) {
+  if (options.common.device.verbose) {
     server.OnClientConnected([](const std::string& peer) { fmt::print(stderr, "stagecoach: {} connected\n", peer); });
     server.OnClientGone([](const std::string& peer, const std::string& why, const rpcrdma::ConnectionStats& stats) {
       fmt::print(stderr, "stagecoach: {} gone ({})\n{}", peer, file::Printable(why), FormatStats(stats));
@@ -405,7 +404,7 @@ int Serve(const ServeOptions& options) {
   if (metrics) {
     if (const auto written = metrics->Write(); !written) Complain("serve", written.error());
   }
-  if (options.verbose) {
+  if (options.common.device.verbose) {
     const auto& counters = service.counters();
     fmt::print(stderr, "stagecoach: served {}, stored {} in {} {}; {} abandoned, {} {} refused\n",
                FormatBytes(counters.bytes_read), FormatBytes(counters.bytes_written), counters.files_committed,
@@ -435,7 +434,8 @@ void AddServe(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(1, 86400))
       ->capture_default_str();
   command->add_flag("--read-only", options->read_only, "Refuse every change");
-  command->add_flag("-v,--verbose", options->verbose, "Say who comes and goes, and what RDMA did for them");
+  command->add_flag("-v,--verbose", options->common.device.verbose,
+                    "Say who comes and goes, what carries each connection, and what RDMA did for them");
   command->add_option("--metrics", options->metrics, "Keep counts in a file that Prometheus's node exporter can read")
       ->type_name("FILE");
   options->common.rpcrdma = "auto";  // whatever a client speaks

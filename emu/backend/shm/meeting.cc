@@ -77,12 +77,13 @@ bool IsProven(int proof, int socket, const std::optional<SocketOwner>& owner) {
   return owner && owner->inode == file.st_ino && UserAcross(socket) == owner->user;
 }
 
-bool Say(int socket, const char* what, int half, int stream) {
+// 0, or an errno.
+int Say(int socket, const char* what, int half, int stream) {
   const std::array<int, 2> passed = {half, ProofOf(stream)};
-  if (passed[1] < 0) return false;
+  if (passed[1] < 0) return errno;
   const int error = PassDescriptors(socket, AsBytes(what, kMessageSize), passed);
   CloseDescriptor(passed[1]);
-  return error == 0;
+  return error;
 }
 
 // 0, or an errno; EPROTO as well for who says something else. What was passed is the caller's.
@@ -99,38 +100,56 @@ int Take(int socket, const char* what, int* half, int* proof) {
   return EPROTO;
 }
 
+bool IsWelcome(uint32_t user, ShmUsers users) {
+  return users == ShmUsers::kAny || user == geteuid();
+}
+
 // To who listens for `called`, by one of the names that it may have: its address, or all. Its user has to be the one
 // who listens at the address itself: the other end of a stream may not have been accepted yet, and then is nobody's.
-int Connect(const IpEndpoint& called) {
+Result<int, ShmObstacle> Connect(const IpEndpoint& called, ShmUsers users) {
   const auto user = UserOfListener(called);
-  if (!user) return -1;
+  if (!user) return Err(ShmObstacle::kNotOffered);
+  if (!IsWelcome(*user, users)) return Err(ShmObstacle::kOtherUser);
   for (const IpEndpoint& each :
        {called, *IpEndpoint::Parse("0.0.0.0", called.port), *IpEndpoint::Parse("::", called.port)}) {
     const int fd = NewSocket();
-    if (fd < 0) return -1;
+    if (fd < 0) return Err(ObstacleOf(errno));
     sockaddr_un address;
     const socklen_t length = NameOf(each, &address);
     if (connect(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0 && UserAcross(fd) == user) return fd;
     CloseDescriptor(fd);
   }
-  return -1;
+  return Err(ShmObstacle::kNotOffered);
 }
 
 }  // namespace
 
+std::optional<ShmObstacle> WhyNotShm() {
+  const auto half = OwnHalf::Create();
+  if (!half) return ObstacleOf(half.error().error);
+  const int socket = NewSocket();
+  const int proof = socket < 0 ? -1 : ProofOf(socket);
+  const int error = errno;
+  Close(proof);
+  Close(socket);
+  if (proof < 0) return ObstacleOf(error);
+  return std::nullopt;
+}
+
 // --- The caller ---
 
-std::unique_ptr<Meeting> Meeting::Call(int stream_socket) {
+Result<std::unique_ptr<Meeting>, ShmObstacle> Meeting::Call(int stream_socket, ShmUsers users) {
   const IpEndpoint called = SocketEndpoint(stream_socket, true);
-  if (called.family == IpEndpoint::Family::kNone || !IsOfThisHost(called)) return nullptr;
-  const int socket = Connect(called);
-  if (socket < 0) return nullptr;
-  Undoing closed([socket] { CloseDescriptor(socket); });
+  if (called.family == IpEndpoint::Family::kNone || !IsOfThisHost(called)) return Err(ShmObstacle::kOtherHost);
+  const auto socket = Connect(called, users);
+  if (!socket) return Err(socket.error());
+  Undoing closed([fd = *socket] { CloseDescriptor(fd); });
   auto own = OwnHalf::Create();
-  if (!own || !Say(socket, kHello, own->fd(), stream_socket)) return nullptr;
+  if (!own) return Err(ObstacleOf(own.error().error));
+  if (const int error = Say(*socket, kHello, own->fd(), stream_socket); error != 0) return Err(ObstacleOf(error));
   closed.Done();
   own->Passed();
-  return std::unique_ptr<Meeting>(new Meeting(std::move(*own), socket));
+  return std::unique_ptr<Meeting>(new Meeting(std::move(*own), *socket));
 }
 
 Meeting::~Meeting() {
@@ -163,18 +182,19 @@ std::unique_ptr<Llp> Meeting::Join(EpollLoop& loop, const RecordOptions& options
 
 // --- The listener ---
 
-bool MeetingPoint::Open(const IpEndpoint& local) {
-  const int fd = NewSocket();
-  if (fd < 0) return false;
+void MeetingPoint::Open(const IpEndpoint& local) {
   sockaddr_un address;
   const socklen_t length = NameOf(local, &address);
-  if (bind(fd, reinterpret_cast<const sockaddr*>(&address), length) != 0 || listen(fd, kBacklog) != 0) {
-    CloseDescriptor(fd);
-    return false;
-  }
+  int fd = NewSocket();
+  const bool is_open =
+      fd >= 0 && bind(fd, reinterpret_cast<const sockaddr*>(&address), length) == 0 && listen(fd, kBacklog) == 0;
+  const int error = errno;
   std::lock_guard lock(mutex_);
+  if (!is_open) {
+    obstacle_ = error == EADDRINUSE ? ShmObstacle::kNameTaken : ObstacleOf(error);
+    Close(std::exchange(fd, -1));
+  }
   socket_ = fd;
-  return true;
 }
 
 MeetingPoint::~MeetingPoint() {
@@ -214,30 +234,43 @@ void MeetingPoint::Collect() {
   }
 }
 
-std::unique_ptr<Meeting> MeetingPoint::Take(int stream_socket) {
+Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Take(int stream_socket, ShmUsers users) {
+  const auto nobody = [stream_socket] {
+    return Err(IsOfThisHost(SocketEndpoint(stream_socket, true)) ? ShmObstacle::kNotAsked : ShmObstacle::kOtherHost);
+  };
   std::lock_guard lock(mutex_);
-  if (socket_ < 0) return nullptr;
+  if (socket_ < 0) return Err(obstacle_);
   Collect();
-  if (callers_.empty()) return nullptr;
+  if (callers_.empty()) return nobody();
   const auto owner = OwnerOfOtherEnd(stream_socket);
+  if (owner && !IsWelcome(owner->user, users)) return Err(ShmObstacle::kOtherUser);
   for (auto each = callers_.begin(); each != callers_.end(); ++each) {
     if (each->proof < 0 || !IsProven(each->proof, each->socket, owner)) continue;
     const Caller caller = *each;
     callers_.erase(each);
-    auto peer = PeerHalf::Map(caller.half);
-    auto own = OwnHalf::Create();
-    if (!peer || !own || !Say(caller.socket, kAnswer, own->fd(), stream_socket)) {
-      Dismiss(caller);
-      return nullptr;
-    }
-    own->Passed();
-    Close(caller.half);
-    Close(caller.proof);
-    auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), caller.socket));
-    meeting->peer_.emplace(std::move(*peer));
+    auto meeting = Answer(caller, stream_socket);
+    if (!meeting) Dismiss(caller);
     return meeting;
   }
-  return nullptr;
+  return nobody();
+}
+
+Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Answer(const Caller& caller, int stream_socket) {
+  auto peer = PeerHalf::Map(caller.half);
+  if (!peer) {
+    return Err(peer.error().fault == HalfFault::kSystem ? ObstacleOf(peer.error().error) : ShmObstacle::kUnfitOffer);
+  }
+  auto own = OwnHalf::Create();
+  if (!own) return Err(ObstacleOf(own.error().error));
+  if (const int error = Say(caller.socket, kAnswer, own->fd(), stream_socket); error != 0) {
+    return Err(error == EPIPE || error == ECONNRESET ? ShmObstacle::kNotAsked : ObstacleOf(error));
+  }
+  own->Passed();
+  Close(caller.half);
+  Close(caller.proof);
+  auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), caller.socket));
+  meeting->peer_.emplace(std::move(*peer));
+  return meeting;
 }
 
 }  // namespace stagecoach::emu

@@ -29,18 +29,25 @@
 #include <optional>
 
 #include "base/epoll_loop/epoll_loop.h"
+#include "base/result.h"
+#include "emu/backend/shm/obstacle.h"
 #include "emu/fabric/address.h"
 #include "emu/llp/llp.h"
 #include "emu/llp/shm/half.h"
 
 namespace stagecoach::emu {
 
+// Whom an end shares memory with: processes of any user, or of its own effective user alone.
+enum class ShmUsers : uint8_t { kAny, kSame };
+
+// Whether this process can share memory at all. Tries it; nothing is left of that.
+std::optional<ShmObstacle> WhyNotShm();
+
 // One end's part. Destroyed without Join(), the other end hears that there is nobody.
 class Meeting {
  public:
-  // As the caller: says hello to who listens where this socket leads. Null: there is nobody, or no memory or
-  // descriptor.
-  static std::unique_ptr<Meeting> Call(int stream_socket);
+  // As the caller: says hello to who listens where this socket leads.
+  static Result<std::unique_ptr<Meeting>, ShmObstacle> Call(int stream_socket, ShmUsers users = ShmUsers::kAny);
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
@@ -76,12 +83,12 @@ class MeetingPoint {
   MeetingPoint(const MeetingPoint&) = delete;
   MeetingPoint& operator=(const MeetingPoint&) = delete;
 
-  // For who listens at this address, a port included; once. Before that nobody is met. False: somebody has the name, or
-  // there is no descriptor for it.
-  bool Open(const IpEndpoint& local);
+  // For who listens at this address, a port included; once. Before that nobody is met, nor after that where somebody
+  // has the name, or there is no descriptor for it.
+  void Open(const IpEndpoint& local);
   // When the first bytes have come from an accepted stream, and before anything is written to it: meets who has its
-  // other end. Null: that has not called, or cannot be answered.
-  std::unique_ptr<Meeting> Take(int stream_socket);
+  // other end.
+  Result<std::unique_ptr<Meeting>, ShmObstacle> Take(int stream_socket, ShmUsers users = ShmUsers::kAny);
 
  private:
   // Who has connected; its hello, when it has come.
@@ -95,10 +102,13 @@ class MeetingPoint {
   void Collect();
   static bool HasCome(Caller& caller);
   static void Dismiss(const Caller& caller);
+  // Where it is not answered, its descriptors stay the caller's.
+  static Result<std::unique_ptr<Meeting>, ShmObstacle> Answer(const Caller& caller, int stream_socket);
 
   std::mutex mutex_;
-  int socket_ = -1;            // guarded by mutex_, as what follows
-  std::list<Caller> callers_;  // oldest first
+  int socket_ = -1;                                // guarded by mutex_, as what follows
+  ShmObstacle obstacle_ = ShmObstacle::kNotAsked;  // while there is no socket
+  std::list<Caller> callers_;                      // oldest first
 };
 
 }  // namespace stagecoach::emu

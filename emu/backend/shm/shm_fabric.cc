@@ -3,27 +3,66 @@
 #include <cerrno>
 #include <optional>
 #include <span>
+#include <string>
 #include <utility>
 
-#include "emu/backend/shm/meeting.h"
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp_over.h"
 
 namespace stagecoach::emu {
 namespace {
 
+using MeetingResult = Result<std::unique_ptr<Meeting>, ShmObstacle>;
+
+// Keeps the stream, of which nobody hears any more.
+class KeepingStream final : public LlpOver {
+ public:
+  KeepingStream(std::unique_ptr<Llp> records, std::unique_ptr<Stream> stream)
+      : LlpOver(std::move(records)), stream_(std::move(stream)) {}
+
+ private:
+  const std::unique_ptr<Stream> stream_;
+};
+
+class MeetingListener final : public Listener {
+ public:
+  MeetingListener(std::unique_ptr<Listener> inner, std::shared_ptr<MeetingPoint> point)
+      : inner_(std::move(inner)), point_(std::move(point)) {}
+  IpEndpoint local() const override { return inner_->local(); }
+
+ private:
+  const std::unique_ptr<Listener> inner_;
+  const std::shared_ptr<MeetingPoint> point_;
+};
+
+}  // namespace
+
+std::string_view ToString(BackendChoice choice) {
+  switch (choice) {
+    case BackendChoice::kAuto:
+      return "auto";
+    case BackendChoice::kShm:
+      return "shm";
+    case BackendChoice::kTcp:
+      return "tcp";
+  }
+  return "?";
+}
+
 // A stream over one of TCP whose ends meet when its first bytes have come.
-class MeetingStream final : public Stream {
+class ShmFabric::MeetingStream final : public Stream {
  public:
   // Of the end that has called.
-  MeetingStream(std::unique_ptr<Stream> inner, std::unique_ptr<Meeting> meeting)
-      : inner_(std::move(inner)), meeting_(std::move(meeting)) {}
+  MeetingStream(const ShmFabric& fabric, std::unique_ptr<Stream> inner, MeetingResult meeting)
+      : fabric_(fabric), inner_(std::move(inner)), meeting_(std::move(meeting)) {}
   // Of the end that was called. A listener that is gone by then meets nobody.
-  MeetingStream(std::unique_ptr<Stream> inner, std::weak_ptr<MeetingPoint> point)
-      : inner_(std::move(inner)), point_(std::move(point)) {}
+  MeetingStream(const ShmFabric& fabric, std::unique_ptr<Stream> inner, std::weak_ptr<MeetingPoint> point)
+      : fabric_(fabric), inner_(std::move(inner)), point_(std::move(point)) {}
 
-  // Null: the ends have not met.
-  std::unique_ptr<Meeting> TakeMeeting() { return has_met_ ? std::move(meeting_) : nullptr; }
+  MeetingResult TakeMeeting() {
+    if (!looked_) return Err(ShmObstacle::kNotAnswered);
+    return std::move(meeting_);
+  }
   std::unique_ptr<Stream> TakeInner() { return std::move(inner_); }
 
   IoResult Read(std::span<const MutableBytes> into) override {
@@ -50,58 +89,41 @@ class MeetingStream final : public Stream {
   size_t MaxSegmentSize() const override { return inner_->MaxSegmentSize(); }
 
  private:
-  // False: the other end goes by shared memory, and this one cannot.
+  // False: the stream cannot be used.
   bool Meet() {
     if (point_) {
-      if (const auto point = point_->lock()) meeting_ = point->Take(inner_->PollDescriptor());
-      has_met_ = meeting_ != nullptr;
-      return true;
+      const auto point = point_->lock();
+      if (point != nullptr) meeting_ = point->Take(inner_->PollDescriptor(), fabric_.options_.users);
+    } else if (meeting_) {
+      const Meeting::Answer answer = (*meeting_)->Hear(inner_->PollDescriptor());
+      // The other end goes by shared memory, and this one cannot.
+      if (answer == Meeting::Answer::kBroken) return false;
+      if (answer == Meeting::Answer::kNone) meeting_ = Err(ShmObstacle::kNotAnswered);
     }
-    const Meeting::Answer answer = meeting_->Hear(inner_->PollDescriptor());
-    has_met_ = answer == Meeting::Answer::kMet;
-    if (!has_met_) meeting_.reset();
-    return answer != Meeting::Answer::kBroken;
+    if (meeting_ || fabric_.options_.backend != BackendChoice::kShm) return true;
+    fabric_.Refuse(*inner_, meeting_.error());
+    return false;
   }
 
+  const ShmFabric& fabric_;
   std::unique_ptr<Stream> inner_;
   const std::optional<std::weak_ptr<MeetingPoint>> point_;
-  std::unique_ptr<Meeting> meeting_;
+  MeetingResult meeting_ = Err(ShmObstacle::kNotAsked);
   bool looked_ = false;
-  bool has_met_ = false;
 };
-
-// Keeps the stream, of which nobody hears any more.
-class KeepingStream final : public LlpOver {
- public:
-  KeepingStream(std::unique_ptr<Llp> records, std::unique_ptr<Stream> stream)
-      : LlpOver(std::move(records)), stream_(std::move(stream)) {}
-
- private:
-  const std::unique_ptr<Stream> stream_;
-};
-
-class MeetingListener final : public Listener {
- public:
-  MeetingListener(std::unique_ptr<Listener> inner, std::shared_ptr<MeetingPoint> point)
-      : inner_(std::move(inner)), point_(std::move(point)) {}
-  IpEndpoint local() const override { return inner_->local(); }
-
- private:
-  const std::unique_ptr<Listener> inner_;
-  const std::shared_ptr<MeetingPoint> point_;
-};
-
-}  // namespace
 
 Result<std::unique_ptr<Listener>, FabricError> ShmFabric::ListenWith(const StreamOptions& options,
                                                                      const IpEndpoint& local, int backlog,
                                                                      AcceptCallback on_accept) {
+  if (options_.backend == BackendChoice::kTcp) {
+    return beneath().ListenWith(options, local, backlog, std::move(on_accept));
+  }
   const auto point = std::make_shared<MeetingPoint>();
-  auto listener = beneath().ListenWith(
-      options, local, backlog,
-      [weak = std::weak_ptr<MeetingPoint>(point), on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
-        on_accept(std::make_unique<MeetingStream>(std::move(stream), weak));
-      });
+  auto listener = beneath().ListenWith(options, local, backlog,
+                                       [this, weak = std::weak_ptr<MeetingPoint>(point),
+                                        on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
+                                         on_accept(std::make_unique<MeetingStream>(*this, std::move(stream), weak));
+                                       });
   if (!listener) return listener;
   // The name has the port, which may be known only now. Who connects before it is there finds nobody to call.
   point->Open((*listener)->local());
@@ -110,37 +132,62 @@ Result<std::unique_ptr<Listener>, FabricError> ShmFabric::ListenWith(const Strea
 
 std::unique_ptr<ConnectAttempt> ShmFabric::ConnectWith(const StreamOptions& options, const IpEndpoint& local,
                                                        const IpEndpoint& remote, ConnectCallback on_done) {
+  if (options_.backend == BackendChoice::kTcp) {
+    return beneath().ConnectWith(options, local, remote, std::move(on_done));
+  }
   using StreamResult = Result<std::unique_ptr<Stream>, FabricError>;
-  return beneath().ConnectWith(options, local, remote, [on_done = std::move(on_done)](StreamResult result) {
+  return beneath().ConnectWith(options, local, remote, [this, on_done = std::move(on_done)](StreamResult result) {
     if (result) {
-      if (auto meeting = Meeting::Call((*result)->PollDescriptor())) {
-        *result = std::make_unique<MeetingStream>(std::move(*result), std::move(meeting));
+      auto meeting = Meeting::Call((*result)->PollDescriptor(), options_.users);
+      if (meeting || options_.backend != BackendChoice::kShm) {
+        *result = std::make_unique<MeetingStream>(*this, std::move(*result), std::move(meeting));
+      } else {
+        Refuse(**result, meeting.error());
+        result = Err(FabricError{EHOSTUNREACH, "not by shared memory: " + std::string(ToString(meeting.error()))});
       }
     }
     on_done(std::move(result));
   });
 }
 
-std::unique_ptr<Llp> ShmFabric::OverStream(std::unique_ptr<Stream> stream, const RecordOptions& options) {
-  auto records = beneath().RecordsOver(std::move(stream), options);
-  Note(/*is_shared=*/false);
-  return records;
+void ShmFabric::Tell(const Stream& stream, const Carriage& carriage) const {
+  if (options_.on_choice) options_.on_choice(stream.local(), stream.remote(), carriage);
+}
+
+void ShmFabric::Refuse(const Stream& stream, ShmObstacle obstacle) const {
+  Tell(stream, {.by = "nothing", .why = ToString(obstacle)});
+}
+
+std::unique_ptr<Llp> ShmFabric::OverStream(std::unique_ptr<Stream> stream, const RecordOptions& options,
+                                           ShmObstacle obstacle) {
+  const Carriage carriage{.by = "tcp", .why = ToString(obstacle)};
+  Tell(*stream, carriage);
+  return tcp_.RecordsOver(std::move(stream), options, carriage);
 }
 
 std::unique_ptr<Llp> ShmFabric::RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) {
+  if (options_.backend == BackendChoice::kTcp) {
+    return OverStream(std::move(stream), options, ShmObstacle::kTcpWanted);
+  }
   auto* const ours = dynamic_cast<MeetingStream*>(stream.get());
-  if (ours == nullptr) return OverStream(std::move(stream), options);
-  const std::unique_ptr<Meeting> meeting = ours->TakeMeeting();
+  // It is no stream of the host's.
+  if (ours == nullptr) {
+    return tcp_.RecordsOver(std::move(stream), options, {.by = "itself", .why = {}});
+  }
+  const MeetingResult meeting = ours->TakeMeeting();
   std::unique_ptr<Stream> inner = ours->TakeInner();
-  if (meeting == nullptr) return OverStream(std::move(inner), options);
-  if (auto records = meeting->Join(tcp_.epoll_loop(), options)) {
-    auto kept = std::make_unique<KeepingStream>(std::move(records), std::move(inner));
-    Note(/*is_shared=*/true);
-    return kept;
+  if (!meeting) {
+    if (options_.backend != BackendChoice::kShm) return OverStream(std::move(inner), options, meeting.error());
+    Refuse(*inner, meeting.error());
+  } else if (auto records = (*meeting)->Join(tcp_.epoll_loop(), options)) {
+    Tell(*inner, records->carriage());
+    return std::make_unique<KeepingStream>(std::move(records), std::move(inner));
+  } else {
+    Refuse(*inner, ObstacleOf(errno));
   }
   // The other end hears of it, and this one has a record layer that was reset.
   inner->Abort();
-  return OverStream(std::move(inner), options);
+  return tcp_.RecordsOver(std::move(inner), options);
 }
 
 }  // namespace stagecoach::emu

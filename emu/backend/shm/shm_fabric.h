@@ -8,21 +8,40 @@
 
 #include <functional>
 #include <memory>
+#include <string_view>
 #include <utility>
 
+#include "emu/backend/shm/meeting.h"
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/fabric/fabric_over.h"
 
 namespace stagecoach::emu {
 
+// Which of the two may carry records.
+enum class BackendChoice : uint8_t {
+  kAuto,  // shared memory where it can be had, or else TCP
+  kShm,   // shared memory, or there is no connection
+  kTcp,   // TCP alone; who calls is not offered anything else
+};
+
+std::string_view ToString(BackendChoice choice);
+
 class ShmFabric final : public FabricOver {
  public:
-  // Hears of each record layer, as it is made, whether it goes through shared memory. On any thread, several at a time.
-  using ChoiceListener = std::function<void(bool is_shared)>;
+  // A connection of the stream between these two is carried so; by "nothing" where that ended it. On any thread,
+  // several at a time.
+  using ChoiceListener =
+      std::function<void(const IpEndpoint& local, const IpEndpoint& remote, const Carriage& carriage)>;
+
+  struct Options {
+    BackendChoice backend = BackendChoice::kAuto;
+    ShmUsers users = ShmUsers::kAny;
+    ChoiceListener on_choice;  // may be empty
+  };
 
   // `beneath` outlives this fabric and what it handed out.
-  explicit ShmFabric(TcpFabric& beneath, ChoiceListener on_choice = nullptr)
-      : FabricOver(beneath), tcp_(beneath), on_choice_(std::move(on_choice)) {}
+  explicit ShmFabric(TcpFabric& beneath) : ShmFabric(beneath, Options()) {}
+  ShmFabric(TcpFabric& beneath, Options options) : FabricOver(beneath), tcp_(beneath), options_(std::move(options)) {}
 
   Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
                                                             int backlog, AcceptCallback on_accept) override;
@@ -31,13 +50,16 @@ class ShmFabric final : public FabricOver {
   std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override;
 
  private:
-  std::unique_ptr<Llp> OverStream(std::unique_ptr<Stream> stream, const RecordOptions& options);
-  void Note(bool is_shared) const {
-    if (on_choice_) on_choice_(is_shared);
-  }
+  class MeetingStream;
+
+  std::unique_ptr<Llp> OverStream(std::unique_ptr<Stream> stream, const RecordOptions& options, ShmObstacle obstacle);
+  // That the connection goes so.
+  void Tell(const Stream& stream, const Carriage& carriage) const;
+  // That there is none, for want of shared memory.
+  void Refuse(const Stream& stream, ShmObstacle obstacle) const;
 
   TcpFabric& tcp_;
-  const ChoiceListener on_choice_;
+  const Options options_;
 };
 
 }  // namespace stagecoach::emu

@@ -437,8 +437,9 @@ std::unique_ptr<ConnectAttempt> TcpFabric::ConnectWith(const StreamOptions& opti
   return attempt;
 }
 
-std::unique_ptr<Llp> TcpFabric::RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) {
-  return std::make_unique<MpaLlp>(std::move(stream), options);
+std::unique_ptr<Llp> TcpFabric::RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options,
+                                            const Carriage& carriage) {
+  return std::make_unique<MpaLlp>(std::move(stream), options, carriage);
 }
 
 Result<std::unique_ptr<PortHold>, FabricError> TcpFabric::HoldPort(const StreamOptions& options,

@@ -49,7 +49,12 @@ class TcpFabric final : public Fabric {
                                               const IpEndpoint& remote, ConnectCallback on_done) override;
   Result<std::unique_ptr<PortHold>, FabricError> HoldPort(const StreamOptions& options,
                                                           const IpEndpoint& local) override;
-  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override;
+  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options) override {
+    return RecordsOver(std::move(stream), options, {.by = "tcp", .why = {}});
+  }
+  // The same, of which this is said.
+  std::unique_ptr<Llp> RecordsOver(std::unique_ptr<Stream> stream, const RecordOptions& options,
+                                   const Carriage& carriage);
   PortSpace& ports() override { return ports_; }
 
   // std::system_error, when the system has nothing left to ask it with (EMFILE, ENFILE, ENOMEM): RouteTo always,

@@ -43,6 +43,7 @@ class MemoryLlp final : public Llp {
   bool CanQueue() const override { return queued_.size() < kMostQueued; }
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
   bool IsReliable() const override { return true; }
+  Carriage carriage() const override { return {.by = "memory", .why = {}}; }
   RxResult NextRecord(RecordHead* record) override;
   RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override;
   Drained Drain() override;

@@ -27,13 +27,15 @@ bool IsFirst(MpaReceiver::Inside place, uint8_t* seen) {
 
 }  // namespace
 
-MpaLlp::MpaLlp(std::unique_ptr<Stream> stream, const RecordOptions& options) : MpaLlp(*stream, options) {
+MpaLlp::MpaLlp(std::unique_ptr<Stream> stream, const RecordOptions& options, const Carriage& carriage)
+    : MpaLlp(*stream, options, carriage) {
   owned_ = std::move(stream);
 }
 
-MpaLlp::MpaLlp(Stream& stream, const RecordOptions& options)
+MpaLlp::MpaLlp(Stream& stream, const RecordOptions& options, const Carriage& carriage)
     : stream_(stream),
       options_(options),
+      carriage_(carriage),
       receiver_(options.crc),
       staged_(options.crc || options.insert_markers),
       framer_(options.crc, options.insert_markers) {

@@ -30,9 +30,9 @@ namespace stagecoach::emu {
 
 class MpaLlp final : public Llp {
  public:
-  MpaLlp(std::unique_ptr<Stream> stream, const RecordOptions& options);
+  MpaLlp(std::unique_ptr<Stream> stream, const RecordOptions& options, const Carriage& carriage = {});
   // The stream stays the caller's and must live longer.
-  MpaLlp(Stream& stream, const RecordOptions& options);
+  MpaLlp(Stream& stream, const RecordOptions& options, const Carriage& carriage = {});
   MpaLlp(const MpaLlp&) = delete;
   MpaLlp& operator=(const MpaLlp&) = delete;
 
@@ -56,6 +56,7 @@ class MpaLlp final : public Llp {
   bool TxIdle() const override { return records_.empty(); }
 
   bool IsReliable() const override { return true; }
+  Carriage carriage() const override { return carriage_; }
   Drained Drain() override;
   Delivery delivery() const override { return stream_.delivery(); }
   void Arm(bool readable, bool writable) override { stream_.Arm(readable, writable); }
@@ -111,6 +112,7 @@ class MpaLlp final : public Llp {
   std::unique_ptr<Stream> owned_;
   Stream& stream_;
   const RecordOptions options_;
+  const Carriage carriage_;
   MpaReceiver receiver_;
   bool read_was_short_ = false;  // the last read drained the stream
   uint8_t rx_cuts_marked_ = 0;   // a bit for each MpaReceiver::Inside

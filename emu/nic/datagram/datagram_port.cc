@@ -594,7 +594,8 @@ void DatagramPort::Outgoing::Shake(Instant now) {
   llp_->SetWatcher(this);
   phase_ = Phase::kUp;
   StopWaiting(now);
-  core_.Tell("link.up", {{"slot", uint64_t{peer_.slot}}});
+  const Carriage carriage = llp_->carriage();
+  core_.Tell("link.up", {{"slot", uint64_t{peer_.slot}}, {"by", carriage.by}, {"why", carriage.why}});
   left_.events.push_back(LinkEvent::kUp);
   last_used_.store(now.time_since_epoch().count(), std::memory_order_relaxed);
   SetDeadline(now + core_.profile_.link_idle);
@@ -1106,9 +1107,10 @@ void DatagramPort::TakeLink(const wire::CarrierHello& hello, std::unique_ptr<Str
   }
   if (living >= core_->profile_.max_links) core_->EvictIncoming(source);
   const uint64_t key = core_->next_key_++;
-  core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}});
-  auto made = std::make_unique<Incoming>(*core_, key, peer, source, hello.nonce,
-                                         core_->fabric_.RecordsOver(std::move(stream), CarrierRecords(crc)));
+  auto records = core_->fabric_.RecordsOver(std::move(stream), CarrierRecords(crc));
+  const Carriage carriage = records->carriage();
+  core_->Tell("link.taken", {{"slot", uint64_t{peer.slot}}, {"by", carriage.by}, {"why", carriage.why}});
+  auto made = std::make_unique<Incoming>(*core_, key, peer, source, hello.nonce, std::move(records));
   auto& link = core_->incoming_.emplace(key, std::move(made)).first->second;
   core_->incoming_count_.fetch_add(1, std::memory_order_relaxed);
   link->OnReady();

@@ -911,8 +911,9 @@ void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<
     STAGECOACH_MARK("port.no_memory_for_a_carrier");
     CallLaterIfItCan(qp_number, member);
   });
-  if (!nic_.TakeCarrier(qp_number, member.generation, serial,
-                        fabric_.RecordsOver(std::move(stream), CarrierRecords(crc)))) {
+  auto records = fabric_.RecordsOver(std::move(stream), CarrierRecords(crc));
+  const Carriage carriage = records->carriage();
+  if (!nic_.TakeCarrier(qp_number, member.generation, serial, std::move(records))) {
     STAGECOACH_MARK("port.carrier_comes_after_its_qp");
     return missed.Done();
   }
@@ -920,7 +921,10 @@ void RocePort::Core::Attach(uint32_t qp_number, Member& member, std::unique_ptr<
   if (member.carrier != 0) STAGECOACH_MARK("port.carrier_replaced");
   member.carrier = serial;
   missed.Done();
-  Tell("carrier.taken", {{"qp", uint64_t{qp_number}}, {"remote_qp", uint64_t{member.remote_qp}}});
+  Tell("carrier.taken", {{"qp", uint64_t{qp_number}},
+                         {"remote_qp", uint64_t{member.remote_qp}},
+                         {"by", carriage.by},
+                         {"why", carriage.why}});
 }
 
 std::optional<CarrierStatus> RocePort::Core::Judge(const wire::CarrierHello& hello, const IpEndpoint& from) {
