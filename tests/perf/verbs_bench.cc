@@ -1,13 +1,14 @@
 // Latency and bandwidth of Send, Write and Read between two pinned processes over loopback, through the stock verbs
 // API. Runs on whichever provider it is linked with.
 //
-// Usage: verbs_bench SECONDS [ADDRESS]
+// Usage: verbs_bench SECONDS [ADDRESS [ROW]]
 //
-// Latencies are half round trips of 64 bytes with both ends polling their CQ. A Write ping-pong has no completion at
-// the target, so the target looks at the last byte of its buffer between polls. Bandwidths move 1 MiB per work request,
-// 16 outstanding. Writes and Reads end with a Send that the target answers, so that everything counted has arrived.
-// Sends are answered one by one, each answer after its Receive has been posted again, and no more are outstanding than
-// there are Receives: none ever finds its Receive missing.
+// Latencies are half round trips of 64 bytes with both ends polling their CQ. A Write has no completion at the target,
+// so in write_64 each end looks at the last byte of its buffer between polls; in write_imm_64 the Writes have immediate
+// data, and each end waits for what they complete there. Bandwidths move 1 MiB per work request, 16 outstanding. Writes
+// and Reads end with a Send that the target answers, so that everything counted has arrived. Sends are answered one by
+// one, each answer after its Receive has been posted again, and no more are outstanding than there are Receives: none
+// ever finds its Receive missing.
 #include <arpa/inet.h>
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
@@ -31,6 +32,7 @@ using perf::Seconds;
 
 constexpr size_t kSmall = 64;
 constexpr size_t kLarge = 1 << 20;
+constexpr size_t kGoodbye = 1;  // a Send of this size is the last: on InfiniBand a QP hears of no disconnect
 constexpr int kDepth = 16;
 constexpr int kAccess = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ;
 
@@ -115,15 +117,18 @@ struct Endpoint {
     ibv_send_wr* bad = nullptr;
     Must(ibv_post_send(id->qp, &request, &bad), "ibv_post_send");
   }
-  // Polls once. Counts receives and send-queue completions; false once the connection is gone.
-  bool Poll(int* received, int* sent) {
+  // Polls once. Counts receives and send-queue completions; false once the connection is gone or the peer has said that
+  // it has done. What `written` points to counts those of the receives that were Writes with immediate data.
+  bool Poll(int* received, int* sent, int* written = nullptr) {
     ibv_wc completions[16];
     const int n = ibv_poll_cq(cq.get(), 16, completions);
     for (int i = 0; i < n; ++i) {
       if (completions[i].status != IBV_WC_SUCCESS) return false;
       if (completions[i].opcode & IBV_WC_RECV) {
+        if (completions[i].opcode == IBV_WC_RECV && completions[i].byte_len == kGoodbye) return false;
         PostReceive();
         ++*received;
+        if (written != nullptr && completions[i].opcode == IBV_WC_RECV_RDMA_WITH_IMM) ++*written;
       } else {
         ++*sent;
       }
@@ -142,7 +147,8 @@ verbs::CmEvent Expect(rdma_event_channel* channel, rdma_cm_event_type type) {
   return event;
 }
 
-// Answers each Send with a Send, and each changed last byte of its buffer with a Write of the same byte.
+// Answers each Send with a Send, each Write with immediate data with another one, and each changed last byte of its
+// buffer with a Write of the same byte.
 void RunTarget(const char* address, int port_pipe) {
   PinTo(1);
   auto channel = Must(verbs::CreateEventChannel());
@@ -172,7 +178,9 @@ void RunTarget(const char* address, int port_pipe) {
   char seen = *last;
   int received = 0;
   int sent = 0;
-  while (end.Poll(&received, &sent)) {
+  int written = 0;
+  while (end.Poll(&received, &sent, &written)) {
+    for (; written > 0; --written, --received) end.Post(IBV_WR_RDMA_WRITE_WITH_IMM, 4096, kSmall, 8192, true);
     for (; received > 0; --received) end.Post(IBV_WR_SEND, 4096, kSmall, 0, true);
     if (const char now = *last; now != seen) {
       seen = now;
@@ -204,6 +212,11 @@ class Initiator {
     std::memcpy(&end_.peer, established->param.conn.private_data, sizeof(end_.peer));
   }
 
+  // The target ends. Last.
+  void SayGoodbye() {
+    end_.Post(IBV_WR_SEND, 4096, kGoodbye, 0, true);
+    WaitFor(0, 1);
+  }
   void SendLatency() {
     Latency("send_64_half_rtt", 2, [this] {
       end_.Post(IBV_WR_SEND, 4096, kSmall, 0, true);
@@ -219,6 +232,13 @@ class Initiator {
       int received = 0;
       int sent = 0;
       while (*last != next || sent < 1) Progress(&received, &sent);
+    });
+  }
+  void WriteImmediateLatency() {
+    Latency("write_imm_64_half_rtt", 2, [this] {
+      // Not to where the target looks for Writes without.
+      end_.Post(IBV_WR_RDMA_WRITE_WITH_IMM, 4096, kSmall, 8192, true);
+      WaitFor(1, 1);
     });
   }
   void ReadLatency() {
@@ -297,6 +317,7 @@ class Initiator {
 int main(int argc, char** argv) {
   const double seconds = argc > 1 ? std::atof(argv[1]) : 1;
   const char* address = argc > 2 ? argv[2] : "127.0.0.1";
+  const std::string only = argc > 3 ? argv[3] : "";
   int pipe_ends[2];
   if (pipe(pipe_ends) != 0) return 1;
   // Forked before the first verbs call, so each process has a NIC of its own.
@@ -310,12 +331,15 @@ int main(int argc, char** argv) {
   if (read(pipe_ends[0], &port, sizeof(port)) != sizeof(port)) return 1;
   {
     Initiator initiator(address, port, seconds);
-    initiator.SendLatency();
-    initiator.WriteLatency();
-    initiator.ReadLatency();
-    initiator.SendBandwidth();
-    initiator.Bandwidth("write_1m", IBV_WR_RDMA_WRITE);
-    initiator.Bandwidth("read_1m", IBV_WR_RDMA_READ);
+    const auto measures = [&](const char* row) { return only.empty() || only == row; };
+    if (measures("send_64_half_rtt")) initiator.SendLatency();
+    if (measures("write_64_half_rtt")) initiator.WriteLatency();
+    if (measures("write_imm_64_half_rtt")) initiator.WriteImmediateLatency();
+    if (measures("read_64_latency")) initiator.ReadLatency();
+    if (measures("send_1m")) initiator.SendBandwidth();
+    if (measures("write_1m")) initiator.Bandwidth("write_1m", IBV_WR_RDMA_WRITE);
+    if (measures("read_1m")) initiator.Bandwidth("read_1m", IBV_WR_RDMA_READ);
+    initiator.SayGoodbye();
   }
   waitpid(target, nullptr, 0);
   return 0;

@@ -10,6 +10,8 @@ test_packages=(
 )
 clang_packages=(clang clang-format clang-tidy libclang-rt-dev)
 bench_packages=(gcc libtirpc-dev rpcsvc-proto)
+# What the benchmark compares with, if it is there.
+rival_packages=(libfabric-bin ucx-utils)
 # And the headers of the kernel that the machine runs (tests/interop/prepare).
 interop_packages=(
   binutils busybox-static cpio ethtool gcc ibverbs-providers ibverbs-utils iproute2 kmod make perftest qemu-system-x86 rdma-core
