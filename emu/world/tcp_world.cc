@@ -103,19 +103,27 @@ TcpFabric::Options FabricOptions(const WorldOptions& options) {
 }
 
 // Who forbids all but shared memory hears why there is no connection; who asks for more hears of each.
+void TellOfChoice(bool verbose, const IpEndpoint& local, const IpEndpoint& remote, const Carriage& carriage) try {
+  const bool is_refused = carriage.by == "nothing";
+  if (!is_refused && !verbose) return;
+  const std::string between = "from " + local.ToString() + " to " + remote.ToString();
+  const std::string why = carriage.why.empty() ? "" : ": " + std::string(carriage.why);
+  if (is_refused) {
+    Say("no connection " + between + " by shared memory" + why);
+  } else {
+    Say("connection " + between + " is carried by " + std::string(carriage.by) + why);
+  }
+} catch (const std::bad_alloc&) {
+  // What is said is lost, and nothing else.
+}
+
 ShmFabric::Options ChoiceOptions(const WorldOptions& options) {
-  ShmFabric::Options choice{.backend = options.backend, .users = options.shm_users, .on_choice = {}};
-  choice.on_choice = [verbose = options.verbose](const IpEndpoint& local, const IpEndpoint& remote,
-                                                 const Carriage& carriage) {
-    const std::string between = "from " + local.ToString() + " to " + remote.ToString();
-    const std::string why = carriage.why.empty() ? "" : ": " + std::string(carriage.why);
-    if (carriage.by == "nothing") {
-      Say("no connection " + between + ", as shared memory was asked for and cannot be had" + why);
-    } else if (verbose) {
-      Say("connection " + between + " is carried by " + std::string(carriage.by) + why);
-    }
-  };
-  return choice;
+  return {.backend = options.backend,
+          .users = options.shm_users,
+          .on_choice = [verbose = options.verbose](const IpEndpoint& local, const IpEndpoint& remote,
+                                                   const Carriage& carriage) {
+            TellOfChoice(verbose, local, remote, carriage);
+          }};
 }
 
 // The files of a world, if it has any.

@@ -1,9 +1,10 @@
 """One source of contract tests, run in each of the worlds there are."""
 
 load("@rules_cc//cc:defs.bzl", "cc_library", "cc_test")
+load("//tools/bazel:transports.bzl", "BACKENDS")
 
 def contract_test(name, profiles = ["iwarp"], emulated_only = False):
-    """NAME and NAME_in_simulation for iWARP; NAME_PROFILE and NAME_PROFILE_in_simulation for the other devices.
+    """NAME, NAME_over_tcp and NAME_in_simulation for iWARP; NAME_PROFILE, ... for the other devices.
 
     Args:
       name: of the test and its source.
@@ -24,12 +25,14 @@ def contract_test(name, profiles = ["iwarp"], emulated_only = False):
         alwayslink = True,
     )
     for profile in profiles:
-        for suffix, world, emulated in [("", ":loopback", emulated_only or profile != profiles[0]), ("_in_simulation", ":simulated", True)]:
+        worlds = [(suffix, ":loopback", {"STAGECOACH_BACKEND": backend}) for suffix, backend in BACKENDS]
+        for suffix, world, env in worlds + [("_in_simulation", ":simulated", {})]:
+            is_first = profile == profiles[0] and not suffix
             cc_test(
                 name = name + ("" if profile == "iwarp" else "_" + profile) + suffix,
                 size = "small",
-                env = {"STAGECOACH_PROFILE": profile},
-                tags = ["emulated_only"] if emulated else [],
+                env = dict([("STAGECOACH_PROFILE", profile)] + env.items()),
+                tags = ["emulated_only"] if emulated_only or not is_first else [],
                 deps = [
                     ":%s_cases" % name,
                     world,

@@ -21,10 +21,11 @@ namespace {
 class Chooser {
  public:
   explicit Chooser(BackendChoice backend = BackendChoice::kAuto, ShmUsers users = ShmUsers::kAny)
-      : fabric_(tcp_, {.backend = backend, .users = users, .on_choice = [this](auto&&, auto&&, const Carriage& carriage) {
-                         const std::lock_guard lock(mutex_);
-                         said_.push_back(carriage);
-                       }}) {}
+      : fabric_(tcp_,
+                {.backend = backend, .users = users, .on_choice = [this](auto&&, auto&&, const Carriage& carriage) {
+                   const std::lock_guard lock(mutex_);
+                   said_.push_back(carriage);
+                 }}) {}
   ShmFabric& fabric() { return fabric_; }
   // The one choice that there was; "twice" for more, and "never".
   Carriage said() {
@@ -41,7 +42,8 @@ class Chooser {
 
 struct Connection {
   Connection(Fabric& caller, Fabric& listener) : a(caller), b(listener) {
-    listening = std::move(*listener.Listen(Loopback(), 8, [this](std::unique_ptr<Stream> s) { b.SetStream(std::move(s)); }));
+    listening =
+        std::move(*listener.Listen(Loopback(), 8, [this](std::unique_ptr<Stream> s) { b.SetStream(std::move(s)); }));
     attempt = caller.Connect({}, listening->local(), [this](auto result) {
       if (result) return a.SetStream(std::move(*result));
       const std::lock_guard lock(mutex);

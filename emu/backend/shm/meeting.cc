@@ -17,6 +17,7 @@
 
 #include "base/bytes.h"
 #include "base/fork/fork.h"
+#include "base/insist.h"
 #include "base/undoing.h"
 #include "emu/backend/tcp/peer_user.h"
 #include "emu/backend/tcp/tcp_stream.h"
@@ -31,8 +32,10 @@ namespace {
 constexpr char kHello[] = "schello\1";
 constexpr char kAnswer[] = "scmeet!\1";
 constexpr size_t kMessageSize = 8;
-// Who calls while this many have not been looked at goes without.
-constexpr int kBacklog = 256;
+// Who calls while this many, or what the system allows of them (somaxconn), have not been looked at goes without.
+constexpr int kBacklog = 4096;
+// Of these, for one stream: strangers keep a listener busy no longer than that.
+constexpr int kMostAccepted = 256;
 
 void Close(int fd) {
   if (fd >= 0) CloseDescriptor(fd);
@@ -146,10 +149,13 @@ Result<std::unique_ptr<Meeting>, ShmObstacle> Meeting::Call(int stream_socket, S
   Undoing closed([fd = *socket] { CloseDescriptor(fd); });
   auto own = OwnHalf::Create();
   if (!own) return Err(ObstacleOf(own.error().error));
-  if (const int error = Say(*socket, kHello, own->fd(), stream_socket); error != 0) return Err(ObstacleOf(error));
+  auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), -1));
+  const int error = Say(*socket, kHello, meeting->own_.fd(), stream_socket);
+  if (error != 0) return Err(ObstacleOf(error));
   closed.Done();
-  own->Passed();
-  return std::unique_ptr<Meeting>(new Meeting(std::move(*own), *socket));
+  meeting->socket_ = *socket;
+  meeting->own_.Passed();
+  return meeting;
 }
 
 Meeting::~Meeting() {
@@ -157,19 +163,22 @@ Meeting::~Meeting() {
 }
 
 Meeting::Answer Meeting::Hear(int stream_socket) {
+  // First, as nothing can be taken back once the answer is taken.
+  const auto owner = Insist([&] { return OwnerOfOtherEnd(stream_socket); });
   int half = -1;
   int proof = -1;
   if (const int error = Take(socket_, kAnswer, &half, &proof); error != 0) {
     // A listener that does not take us leaves the hello unread when it closes.
     return error == EAGAIN || error == EPIPE || error == ECONNRESET ? Answer::kNone : Answer::kBroken;
   }
-  const bool is_proven = IsProven(proof, socket_, OwnerOfOtherEnd(stream_socket));
+  const bool is_proven = IsProven(proof, socket_, owner);
   auto peer = PeerHalf::Map(half);
   CloseDescriptor(half);
   CloseDescriptor(proof);
   if (!is_proven || !peer) {
     // Whoever has answered, written what there was to say and closed the stream does not wait for us.
-    const auto user = UserOfSocket(SocketEndpoint(stream_socket, true), SocketEndpoint(stream_socket, false));
+    const auto user =
+        Insist([&] { return UserOfSocket(SocketEndpoint(stream_socket, true), SocketEndpoint(stream_socket, false)); });
     return user == Stream::kNoUser ? Answer::kNone : Answer::kBroken;
   }
   peer_.emplace(std::move(*peer));
@@ -217,42 +226,56 @@ bool MeetingPoint::HasCome(Caller& caller) {
   return recv(caller.socket, &more, 1, MSG_PEEK | MSG_DONTWAIT) < 0 && errno == EAGAIN;
 }
 
-void MeetingPoint::Collect() {
-  for (int i = 0; i < kBacklog; ++i) {
-    const int socket = accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK);
-    if (socket < 0) break;
-    callers_.push_back({.socket = KeepFromChildren(socket)});
-    if (callers_.size() <= kMostWaiting) continue;
+// One more caller. False: there is none.
+bool MeetingPoint::Accept() {
+  callers_.emplace_back();
+  callers_.back().socket = KeepFromChildren(accept4(socket_, nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (callers_.back().socket < 0) {
+    callers_.pop_back();
+    return false;
+  }
+  if (callers_.size() > kMostWaiting) {
     Dismiss(callers_.front());
     callers_.pop_front();
   }
-  for (auto each = callers_.begin(); each != callers_.end();) {
-    const auto caller = each++;
-    if (HasCome(*caller)) continue;
-    Dismiss(*caller);
-    callers_.erase(caller);
+  return true;
+}
+
+// Takes the one who has this socket from among those who wait: first those that are here, then, one by one, those that
+// the system has.
+std::optional<MeetingPoint::Caller> MeetingPoint::Find(const std::optional<SocketOwner>& owner) {
+  auto next = callers_.begin();
+  for (int accepted = 0;;) {
+    while (next != callers_.end()) {
+      const auto each = next++;
+      const bool has_come = HasCome(*each);
+      if (has_come && each->proof >= 0 && IsProven(each->proof, each->socket, owner)) {
+        const Caller found = *each;
+        callers_.erase(each);
+        return found;
+      }
+      if (has_come) continue;
+      Dismiss(*each);
+      callers_.erase(each);
+    }
+    if (accepted++ == kMostAccepted || !Accept()) return std::nullopt;
+    next = std::prev(callers_.end());
   }
 }
 
 Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Take(int stream_socket, ShmUsers users) {
-  const auto nobody = [stream_socket] {
-    return Err(IsOfThisHost(SocketEndpoint(stream_socket, true)) ? ShmObstacle::kNotAsked : ShmObstacle::kOtherHost);
-  };
   std::lock_guard lock(mutex_);
   if (socket_ < 0) return Err(obstacle_);
-  Collect();
-  if (callers_.empty()) return nobody();
   const auto owner = OwnerOfOtherEnd(stream_socket);
   if (owner && !IsWelcome(owner->user, users)) return Err(ShmObstacle::kOtherUser);
-  for (auto each = callers_.begin(); each != callers_.end(); ++each) {
-    if (each->proof < 0 || !IsProven(each->proof, each->socket, owner)) continue;
-    const Caller caller = *each;
-    callers_.erase(each);
-    auto meeting = Answer(caller, stream_socket);
-    if (!meeting) Dismiss(caller);
-    return meeting;
+  const std::optional<Caller> caller = Find(owner);
+  if (!caller) {
+    return Err(IsOfThisHost(SocketEndpoint(stream_socket, true)) ? ShmObstacle::kNotAsked : ShmObstacle::kOtherHost);
   }
-  return nobody();
+  Undoing dismissed([&caller] { Dismiss(*caller); });
+  auto meeting = Answer(*caller, stream_socket);
+  if (meeting) dismissed.Done();
+  return meeting;
 }
 
 Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Answer(const Caller& caller, int stream_socket) {
@@ -262,14 +285,16 @@ Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Answer(const Caller&
   }
   auto own = OwnHalf::Create();
   if (!own) return Err(ObstacleOf(own.error().error));
-  if (const int error = Say(caller.socket, kAnswer, own->fd(), stream_socket); error != 0) {
+  // Once it is said that we have met, nothing may be missing.
+  auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), -1));
+  if (const int error = Say(caller.socket, kAnswer, meeting->own_.fd(), stream_socket); error != 0) {
     return Err(error == EPIPE || error == ECONNRESET ? ShmObstacle::kNotAsked : ObstacleOf(error));
   }
-  own->Passed();
+  meeting->socket_ = caller.socket;
+  meeting->peer_.emplace(std::move(*peer));
+  meeting->own_.Passed();
   Close(caller.half);
   Close(caller.proof);
-  auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), caller.socket));
-  meeting->peer_.emplace(std::move(*peer));
   return meeting;
 }
 

@@ -31,6 +31,7 @@
 #include "base/epoll_loop/epoll_loop.h"
 #include "base/result.h"
 #include "emu/backend/shm/obstacle.h"
+#include "emu/backend/tcp/peer_user.h"
 #include "emu/fabric/address.h"
 #include "emu/llp/llp.h"
 #include "emu/llp/shm/half.h"
@@ -75,7 +76,8 @@ class Meeting {
 // Where those meet who call one listener. Any thread.
 class MeetingPoint {
  public:
-  // Callers that wait for their streams to be looked at. More, and the one that has waited longest goes.
+  // Callers that were before the one that was looked for. More, and the one that has waited longest goes. Those behind
+  // it wait with the system, as many as its backlog takes, and cost no descriptor here.
   static constexpr size_t kMostWaiting = 64;
 
   MeetingPoint() = default;
@@ -99,7 +101,8 @@ class MeetingPoint {
   };
 
   // With mutex_ held.
-  void Collect();
+  std::optional<Caller> Find(const std::optional<SocketOwner>& owner);
+  bool Accept();
   static bool HasCome(Caller& caller);
   static void Dismiss(const Caller& caller);
   // Where it is not answered, its descriptors stay the caller's.

@@ -1,11 +1,13 @@
 #include "emu/backend/shm/shm_fabric.h"
 
 #include <cerrno>
+#include <new>
 #include <optional>
 #include <span>
 #include <string>
 #include <utility>
 
+#include "base/insist.h"
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp_over.h"
 
@@ -13,6 +15,14 @@ namespace stagecoach::emu {
 namespace {
 
 using MeetingResult = Result<std::unique_ptr<Meeting>, ShmObstacle>;
+
+// What an attempt to meet comes to, also where there is no memory for it: the stream can do without.
+template <typename Attempt>
+MeetingResult OrNoMemory(Attempt attempt) try {
+  return attempt();
+} catch (const std::bad_alloc&) {
+  return Err(ShmObstacle::kNoMemory);
+}
 
 // Keeps the stream, of which nobody hears any more.
 class KeepingStream final : public LlpOver {
@@ -93,17 +103,21 @@ class ShmFabric::MeetingStream final : public Stream {
   bool Meet() {
     if (point_) {
       const auto point = point_->lock();
-      if (point != nullptr) meeting_ = point->Take(inner_->PollDescriptor(), fabric_.options_.users);
+      if (point != nullptr) meeting_ = OrNoMemory([&] { return point->Take(inner_->PollDescriptor(), Users()); });
     } else if (meeting_) {
       const Meeting::Answer answer = (*meeting_)->Hear(inner_->PollDescriptor());
       // The other end goes by shared memory, and this one cannot.
       if (answer == Meeting::Answer::kBroken) return false;
       if (answer == Meeting::Answer::kNone) meeting_ = Err(ShmObstacle::kNotAnswered);
+      // It may have been turned away, which is not for us to judge.
+      return true;
     }
     if (meeting_ || fabric_.options_.backend != BackendChoice::kShm) return true;
     fabric_.Refuse(*inner_, meeting_.error());
     return false;
   }
+
+  ShmUsers Users() const { return fabric_.options_.users; }
 
   const ShmFabric& fabric_;
   std::unique_ptr<Stream> inner_;
@@ -119,11 +133,12 @@ Result<std::unique_ptr<Listener>, FabricError> ShmFabric::ListenWith(const Strea
     return beneath().ListenWith(options, local, backlog, std::move(on_accept));
   }
   const auto point = std::make_shared<MeetingPoint>();
-  auto listener = beneath().ListenWith(options, local, backlog,
-                                       [this, weak = std::weak_ptr<MeetingPoint>(point),
-                                        on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
-                                         on_accept(std::make_unique<MeetingStream>(*this, std::move(stream), weak));
-                                       });
+  auto listener = beneath().ListenWith(
+      options, local, backlog,
+      [this, weak = std::weak_ptr<MeetingPoint>(point),
+       on_accept = std::move(on_accept)](std::unique_ptr<Stream> stream) {
+        on_accept(Insist([&] { return std::make_unique<MeetingStream>(*this, std::move(stream), weak); }));
+      });
   if (!listener) return listener;
   // The name has the port, which may be known only now. Who connects before it is there finds nobody to call.
   point->Open((*listener)->local());
@@ -138,12 +153,15 @@ std::unique_ptr<ConnectAttempt> ShmFabric::ConnectWith(const StreamOptions& opti
   using StreamResult = Result<std::unique_ptr<Stream>, FabricError>;
   return beneath().ConnectWith(options, local, remote, [this, on_done = std::move(on_done)](StreamResult result) {
     if (result) {
-      auto meeting = Meeting::Call((*result)->PollDescriptor(), options_.users);
+      auto meeting = OrNoMemory([&] { return Meeting::Call((*result)->PollDescriptor(), options_.users); });
       if (meeting || options_.backend != BackendChoice::kShm) {
-        *result = std::make_unique<MeetingStream>(*this, std::move(*result), std::move(meeting));
+        *result =
+            Insist([&] { return std::make_unique<MeetingStream>(*this, std::move(*result), std::move(meeting)); });
       } else {
         Refuse(**result, meeting.error());
-        result = Err(FabricError{EHOSTUNREACH, "not by shared memory: " + std::string(ToString(meeting.error()))});
+        result = Insist([&]() -> StreamResult {
+          return Err(FabricError{EHOSTUNREACH, "not by shared memory: " + std::string(ToString(meeting.error()))});
+        });
       }
     }
     on_done(std::move(result));
@@ -181,7 +199,7 @@ std::unique_ptr<Llp> ShmFabric::RecordsOver(std::unique_ptr<Stream> stream, cons
     Refuse(*inner, meeting.error());
   } else if (auto records = (*meeting)->Join(tcp_.epoll_loop(), options)) {
     Tell(*inner, records->carriage());
-    return std::make_unique<KeepingStream>(std::move(records), std::move(inner));
+    return Insist([&] { return std::make_unique<KeepingStream>(std::move(records), std::move(inner)); });
   } else {
     Refuse(*inner, ObstacleOf(errno));
   }

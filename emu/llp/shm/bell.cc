@@ -55,6 +55,7 @@ std::shared_ptr<Bell> Bell::Hang(EpollLoop& loop, int socket, const Words& words
   int error = ENOMEM;
   try {
     bell.reset(new Bell(loop, socket, words));
+    bell->is_hung_ = true;
     error = loop.Add(socket, EPOLLIN, bell);
   } catch (const std::bad_alloc&) {
   }
@@ -66,7 +67,7 @@ std::shared_ptr<Bell> Bell::Hang(EpollLoop& loop, int socket, const Words& words
 }
 
 Bell::~Bell() {
-  STAGECOACH_CHECK(taken_down_ || generation_ != ForkGeneration());
+  STAGECOACH_CHECK(!is_hung_ || taken_down_ || generation_ != ForkGeneration());
 }
 
 void Bell::TakeDown() {

@@ -109,6 +109,7 @@ class Bell final : public EpollLoop::Source, public std::enable_shared_from_this
   bool told_ = false;     // a call is on its way
   bool calling_ = false;  // and is being made
   bool deaf_ = false;     // the loop does not watch the socket any more
+  bool is_hung_ = false;
   bool taken_down_ = false;
   uint64_t naps_ = 0;
   uint64_t heard_ = 0;  // rings
