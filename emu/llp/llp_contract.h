@@ -15,9 +15,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/bytes.h"
@@ -53,25 +55,39 @@ class LlpContract : public testing::Test {
     if (llp.CanQueue()) llp.QueueRecord(AsBytes(text.substr(0, kHead)), Parts(text), cookie);
     return llp.Flush(memory_).status == TxStatus::kIdle;
   }
+  // Of a record that is not all there yet nothing, and the next call goes on with it.
   std::optional<std::string> Hear(Llp& llp) {
-    RecordHead record;
-    if (Next(llp, &record) != RxStatus::kReady) return std::nullopt;
-    std::string text(record.length, '?');
-    const size_t head = std::min(record.length, kHead);
-    EXPECT_EQ(record.head.size(), std::min(record.length, kMaxRecordHead));
-    CopyBytes(AsMutableBytes(text.data(), head), record.head);
+    auto begun = begun_.find(&llp);
+    if (begun == begun_.end()) {
+      RecordHead record;
+      if (Next(llp, &record) != RxStatus::kReady) return std::nullopt;
+      EXPECT_EQ(record.head.size(), std::min(record.length, kMaxRecordHead));
+      std::string text(record.length, '?');
+      CopyBytes(AsMutableBytes(text.data(), std::min(record.length, kHead)), record.head);
+      begun = begun_.emplace(&llp, std::move(text)).first;
+    }
+    std::string& text = begun->second;
+    const size_t head = std::min(text.size(), kHead);
     const MutableBytes payload = AsMutableBytes(text.data() + head, text.size() - head);
     const std::array<MutableBytes, 2> parts = {payload.first(payload.size() / 2), payload.subspan(payload.size() / 2)};
-    EXPECT_EQ(llp.Place(head, parts).status, RxStatus::kReady);
-    return text;
+    const RxStatus status = AskTwice([&] { return llp.Place(head, parts).status; });
+    if (status == RxStatus::kWouldBlock) return std::nullopt;
+    EXPECT_EQ(status, RxStatus::kReady);
+    return std::move(begun_.extract(begun).mapped());
   }
   RxStatus Next(Llp& llp) {
     RecordHead record;
     return Next(llp, &record);
   }
   RxStatus Next(Llp& llp, RecordHead* record) {
+    return AskTwice([&] { return llp.NextRecord(record).status; });
+  }
+  // A layer may say once that it would block where readiness says at once that it does not.
+  template <typename Question>
+  RxStatus AskTwice(Question question) {
     pair_.RunLoop();
-    return llp.NextRecord(record).status;
+    const RxStatus status = question();
+    return status == RxStatus::kWouldBlock ? question() : status;
   }
   std::vector<uint64_t> Sent(Llp& llp) {
     std::vector<uint64_t> sent;
@@ -95,7 +111,19 @@ class LlpContract : public testing::Test {
             TxPart{.bytes = AsBytes(text.substr(text.size() / 2))}};
   }
 
+  // Records are refused, if not the next one, then soon: what leaves by a stream may be too early to hear of its end.
+  void ExpectNoMoreIsTaken(Llp& llp) {
+    TxResult result;
+    for (int i = 0; i < 3 && result.status == TxStatus::kIdle; ++i) {
+      llp.QueueRecord(AsBytes("late"), {}, 1);
+      result = llp.Flush(memory_);
+      pair_.RunLoop();
+    }
+    EXPECT_EQ(result.status, TxStatus::kReset);
+  }
+
   FakeMemory memory_;
+  std::map<const Llp*, std::string> begun_;
   uint32_t stag_ = 0;  // of the record that was said last
   Watcher watcher_;    // of b, where a test sets it
   Pair pair_;
@@ -163,7 +191,7 @@ TYPED_TEST_P(LlpContract, PayloadThatNobodyWantsIsThrownAway) {
   for (const char* text : {"one, with a payload", "two"}) ASSERT_TRUE(this->Say(this->a(), text));
   RecordHead record;
   ASSERT_EQ(this->Next(this->b(), &record), RxStatus::kReady);
-  ASSERT_EQ(this->b().Place(3, {}).status, RxStatus::kReady);
+  ASSERT_EQ(this->AskTwice([&] { return this->b().Place(3, {}).status; }), RxStatus::kReady);
   EXPECT_EQ(this->Hear(this->b()), "two");
 }
 
@@ -171,8 +199,7 @@ TYPED_TEST_P(LlpContract, WhoeverAbortsResetsBothEnds) {
   this->a().Abort();
   EXPECT_EQ(this->Next(this->a()), RxStatus::kReset);
   EXPECT_EQ(this->Next(this->b()), RxStatus::kReset);
-  this->b().QueueRecord(AsBytes("late"), {}, 1);
-  EXPECT_EQ(this->b().Flush(this->memory_).status, TxStatus::kReset);
+  this->ExpectNoMoreIsTaken(this->b());
 }
 
 TYPED_TEST_P(LlpContract, WhoeverGoesHasEndedAndTakesNoMore) {
@@ -180,8 +207,7 @@ TYPED_TEST_P(LlpContract, WhoeverGoesHasEndedAndTakesNoMore) {
   this->DropA();
   EXPECT_EQ(this->Hear(this->b()), "last");
   EXPECT_EQ(this->Next(this->b()), RxStatus::kEof);
-  this->b().QueueRecord(AsBytes("late"), {}, 1);
-  EXPECT_EQ(this->b().Flush(this->memory_).status, TxStatus::kReset);
+  this->ExpectNoMoreIsTaken(this->b());
 }
 
 TYPED_TEST_P(LlpContract, AFullLayerTakesNoMoreAndTellsWhenThereIsRoom) {
@@ -235,7 +261,7 @@ TYPED_TEST_P(LlpContract, WhatIsTakenBeforeItIsToldIsNotTheLastToBeTold) {
   RecordHead record;
   ASSERT_EQ(this->Next(this->b(), &record), RxStatus::kReady);
   this->b().Arm(true, false);
-  ASSERT_EQ(this->b().Place(record.head.size(), {}).status, RxStatus::kReady);
+  ASSERT_EQ(this->AskTwice([&] { return this->b().Place(record.head.size(), {}).status; }), RxStatus::kReady);
   this->pair_.RunLoop();
   const int calls = this->watcher_.calls;
   EXPECT_LE(calls, 1);
