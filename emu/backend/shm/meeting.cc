@@ -13,6 +13,7 @@
 #include <cstring>
 #include <iterator>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "base/bytes.h"
@@ -36,6 +37,8 @@ constexpr size_t kMessageSize = 8;
 constexpr int kBacklog = 4096;
 // Of these, for one stream: strangers keep a listener busy no longer than that.
 constexpr int kMostAccepted = 256;
+// Until there are descriptors again.
+constexpr int kMostPauses = 100;
 
 void Close(int fd) {
   if (fd >= 0) CloseDescriptor(fd);
@@ -107,11 +110,19 @@ bool IsWelcome(uint32_t user, ShmUsers users) {
   return users == ShmUsers::kAny || user == geteuid();
 }
 
+// Why nothing was found out, or nobody: it may be that there was no descriptor to ask with.
+ShmObstacle OrNoDescriptor(ShmObstacle obstacle) {
+  const int fd = NewSocket();
+  if (fd < 0) return ObstacleOf(errno);
+  CloseDescriptor(fd);
+  return obstacle;
+}
+
 // To who listens for `called`, by one of the names that it may have: its address, or all. Its user has to be the one
 // who listens at the address itself: the other end of a stream may not have been accepted yet, and then is nobody's.
 Result<int, ShmObstacle> Connect(const IpEndpoint& called, ShmUsers users) {
   const auto user = UserOfListener(called);
-  if (!user) return Err(ShmObstacle::kNotOffered);
+  if (!user) return Err(OrNoDescriptor(ShmObstacle::kNotOffered));
   if (!IsWelcome(*user, users)) return Err(ShmObstacle::kOtherUser);
   for (const IpEndpoint& each :
        {called, *IpEndpoint::Parse("0.0.0.0", called.port), *IpEndpoint::Parse("::", called.port)}) {
@@ -150,24 +161,34 @@ Result<std::unique_ptr<Meeting>, ShmObstacle> Meeting::Call(int stream_socket, S
   auto own = OwnHalf::Create();
   if (!own) return Err(ObstacleOf(own.error().error));
   auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), -1));
+  meeting->spare_ = KeepFromChildren(fcntl(meeting->own_.fd(), F_DUPFD_CLOEXEC, 0));
+  if (meeting->spare_ < 0) return Err(ObstacleOf(errno));
   const int error = Say(*socket, kHello, meeting->own_.fd(), stream_socket);
   if (error != 0) return Err(ObstacleOf(error));
   closed.Done();
   meeting->socket_ = *socket;
-  meeting->own_.Passed();
   return meeting;
 }
 
 Meeting::~Meeting() {
+  Close(spare_);
   Close(socket_);
 }
 
 Meeting::Answer Meeting::Hear(int stream_socket) {
+  own_.Passed();
+  Close(std::exchange(spare_, -1));
   // First, as nothing can be taken back once the answer is taken.
   const auto owner = Insist([&] { return OwnerOfOtherEnd(stream_socket); });
   int half = -1;
   int proof = -1;
-  if (const int error = Take(socket_, kAnswer, &half, &proof); error != 0) {
+  int error = Take(socket_, kAnswer, &half, &proof);
+  // Another thread has been quicker with what was spared.
+  for (int i = 0; error == EMFILE && i < kMostPauses; ++i) {
+    std::this_thread::sleep_for(kWantPause);
+    error = Take(socket_, kAnswer, &half, &proof);
+  }
+  if (error != 0) {
     // A listener that does not take us leaves the hello unread when it closes.
     return error == EAGAIN || error == EPIPE || error == ECONNRESET ? Answer::kNone : Answer::kBroken;
   }
@@ -270,7 +291,8 @@ Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Take(int stream_sock
   if (owner && !IsWelcome(owner->user, users)) return Err(ShmObstacle::kOtherUser);
   const std::optional<Caller> caller = Find(owner);
   if (!caller) {
-    return Err(IsOfThisHost(SocketEndpoint(stream_socket, true)) ? ShmObstacle::kNotAsked : ShmObstacle::kOtherHost);
+    if (!IsOfThisHost(SocketEndpoint(stream_socket, true))) return Err(ShmObstacle::kOtherHost);
+    return Err(OrNoDescriptor(ShmObstacle::kNotAsked));
   }
   Undoing dismissed([&caller] { Dismiss(*caller); });
   auto meeting = Answer(*caller, stream_socket);

@@ -71,6 +71,8 @@ class Meeting {
   OwnHalf own_;
   std::optional<PeerHalf> peer_;
   int socket_ = -1;  // joins the two
+  // With that of our half, as many as an answer brings: it could not be given back if there were none left for it.
+  int spare_ = -1;
 };
 
 // Where those meet who call one listener. Any thread.

@@ -36,6 +36,7 @@ ShmObstacle ObstacleOf(int error) {
   switch (error) {
     case EMFILE:
     case ENFILE:
+    case ETOOMANYREFS:  // as many are under way as one may have (unix(7))
       return ShmObstacle::kNoDescriptor;
     case ENOMEM:
     case ENOSPC:

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -11,6 +12,7 @@
 
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstddef>
 #include <cstring>
 #include <filesystem>
@@ -186,6 +188,62 @@ TEST_F(ShmFabricTest, NothingIsLeftOfWhoHasMet) {
   b_.reset();
   listener_.reset();
   EXPECT_EQ(OpenDescriptors(), before);
+}
+
+// --- Want of descriptors ---
+
+// This process has none left for as long as there is one of these.
+class NoDescriptors {
+ public:
+  NoDescriptors() {
+    EXPECT_EQ(getrlimit(RLIMIT_NOFILE, &usual_), 0);
+    const rlimit few{.rlim_cur = 256, .rlim_max = usual_.rlim_max};
+    EXPECT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    for (int fd; (fd = dup(0)) >= 0;) taken_.push_back(fd);
+    EXPECT_EQ(errno, EMFILE);
+  }
+  ~NoDescriptors() {
+    for (const int fd : taken_) close(fd);
+    setrlimit(RLIMIT_NOFILE, &usual_);
+  }
+  NoDescriptors(const NoDescriptors&) = delete;
+  NoDescriptors& operator=(const NoDescriptors&) = delete;
+
+ private:
+  rlimit usual_{};
+  std::vector<int> taken_;
+};
+
+TEST_F(ShmFabricTest, WhoHasCalledHasDescriptorsForTheAnswer) {
+  Connect(shm_a_, shm_b_);
+  ASSERT_TRUE(a_->Write());
+  ASSERT_EQ(b_->Read(), IoStatus::kOk);
+  ASSERT_TRUE(b_->Write());
+  {
+    const NoDescriptors none;
+    ASSERT_EQ(a_->Read(), IoStatus::kOk);
+    a_->ToRecords();
+    b_->ToRecords();
+  }
+  EXPECT_TRUE(a_->IsShared());
+  EXPECT_TRUE(b_->IsShared());
+  Talk();
+}
+
+TEST_F(ShmFabricTest, AListenerWithoutDescriptorsMeetsNobody) {
+  Connect(shm_a_, shm_b_);
+  ASSERT_TRUE(a_->Write());
+  {
+    const NoDescriptors none;
+    ASSERT_EQ(b_->Read(), IoStatus::kOk);
+  }
+  ASSERT_TRUE(b_->Write());
+  ASSERT_EQ(a_->Read(), IoStatus::kOk);
+  a_->ToRecords();
+  b_->ToRecords();
+  EXPECT_EQ(a_->records().carriage(), (Carriage{.by = "tcp", .why = ToString(ShmObstacle::kNotAnswered)}));
+  EXPECT_EQ(b_->records().carriage(), (Carriage{.by = "tcp", .why = ToString(ShmObstacle::kNoDescriptor)}));
+  Talk();
 }
 
 // --- Strangers ---

@@ -50,7 +50,8 @@ Result<void, int> TakeDescriptors(int socket, MutableBytes message, std::span<in
   header.msg_iovlen = 1;
   header.msg_control = control.bytes.data();
   header.msg_controllen = control.bytes.size();
-  const ssize_t size = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
+  // What is only looked at is not lost if there is no room for its descriptors.
+  const ssize_t size = recvmsg(socket, &header, MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_PEEK);
   if (size < 0) return Err(int{errno});
   std::array<int, kMostPassed> came{};
   size_t count = 0;
@@ -60,11 +61,16 @@ Result<void, int> TakeDescriptors(int socket, MutableBytes message, std::span<in
     std::memcpy(&came[count], CMSG_DATA(each), here * sizeof(int));
     count += here;
   }
-  if (static_cast<size_t>(size) == message.size() && count == fds.size() && (header.msg_flags & MSG_CTRUNC) == 0) {
+  const bool is_cut = (header.msg_flags & MSG_CTRUNC) != 0;
+  const bool is_short = is_cut && count < fds.size();
+  // The descriptors that are still with it go away.
+  if (!is_short) recv(socket, message.data(), static_cast<size_t>(size), MSG_DONTWAIT);
+  if (static_cast<size_t>(size) == message.size() && count == fds.size() && !is_cut) {
     for (size_t i = 0; i < count; ++i) fds[i] = KeepFromChildren(came[i]);
     return {};
   }
   for (size_t i = 0; i < count; ++i) close(came[i]);
+  if (is_short) return Err(EMFILE);
   return Err(size == 0 ? EPIPE : EPROTO);
 }
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -100,6 +101,28 @@ TEST_F(PassTest, AHundredDescriptorsLeaveNone) {
   ASSERT_EQ(sendmsg(sockets_[0], &header, 0), 3);
   EXPECT_EQ(TakeTwo(), EPROTO);
   EXPECT_EQ(OpenDescriptors(), before);
+}
+
+TEST_F(PassTest, WhatThereIsNoDescriptorForIsThereStill) {
+  ASSERT_EQ(PassDescriptors(sockets_[0], AsBytes("abc"), pipe_), 0);
+  rlimit usual;
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &usual), 0);
+  // The lowest number that is free, and no other.
+  const int lowest = dup(pipe_[0]);
+  for (const int left : {0, 1}) {
+    const rlimit few{.rlim_cur = static_cast<rlim_t>(lowest + left), .rlim_max = usual.rlim_max};
+    ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &few), 0);
+    if (left == 1) close(lowest);
+    EXPECT_EQ(TakeTwo(), EMFILE) << left;
+  }
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &usual), 0);
+  const size_t before = OpenDescriptors();
+  std::array<std::byte, 3> message{};
+  std::array<int, 2> fds{-1, -1};
+  ASSERT_TRUE(TakeDescriptors(sockets_[1], message, fds));
+  EXPECT_EQ(OpenDescriptors(), before + 2);
+  EXPECT_EQ(TakeTwo(), EAGAIN) << "it is taken";
+  for (const int fd : fds) close(fd);
 }
 
 TEST_F(PassTest, WhoeverPassesDoesNotWait) {
