@@ -39,6 +39,7 @@ class PeerProcess {
   PeerProcess& operator=(const PeerProcess&) = delete;
 
   int socket() const { return socket_; }
+  pid_t pid() const { return pid_; }
   // Its exit status, once it has ended by itself.
   int Wait() {
     if (pid_ <= 0) return -1;
