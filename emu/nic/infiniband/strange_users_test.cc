@@ -1,4 +1,5 @@
-// Users of one host who ask each other's processes for carriers, over TCP on the loopback interface.
+// Users of one host who ask each other's processes for carriers, over TCP on the loopback interface; also where those
+// whom they ask share memory with others.
 #include <grp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -15,10 +16,12 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "base/cursor.h"
+#include "emu/backend/shm/shm_fabric.h"
 #include "emu/backend/tcp/tcp_fabric.h"
 #include "emu/nic/roce_test_support.h"
 #include "emu/wire/carrier_hello.h"
@@ -153,10 +156,19 @@ class PeersPort {
   std::thread refusing_;
 };
 
+class StrangeUsers : public testing::TestWithParam<BackendChoice> {
+ protected:
+  static wire::CarrierStatus StatusFor(
+      Asker& asker, uint32_t number, bool bound = false, const std::function<void()>& afterwards = [] {});
+};
+INSTANTIATE_TEST_SUITE_P(Over, StrangeUsers, testing::Values(BackendChoice::kAuto, BackendChoice::kTcp),
+                         [](const auto& info) { return std::string(ToString(info.param)); });
+
 // Whose peer is a QP of this process that does not call. `afterwards` is what happens once the QP is connected.
-wire::CarrierStatus StatusFor(
-    Asker& asker, uint32_t number, bool bound = false, const std::function<void()>& afterwards = [] {}) {
-  TcpFabric fabric;
+wire::CarrierStatus StrangeUsers::StatusFor(Asker& asker, uint32_t number, bool bound,
+                                            const std::function<void()>& afterwards) {
+  TcpFabric tcp;
+  ShmFabric fabric(tcp, {.backend = GetParam(), .users = ShmUsers::kAny, .on_choice = {}});
   TestHost host(fabric, "host", RoceProfile());
   const IpEndpoint loopback = *IpEndpoint::Parse("127.0.0.1", 0);
   const uint32_t peer = 0xff0001;  // of the last slot
@@ -186,18 +198,18 @@ wire::CarrierStatus StatusFor(
   return status;
 }
 
-TEST(StrangeUsers, OwnProcessesAreTakenAtTheirWordWhereNothingIsSecret) {
+TEST_P(StrangeUsers, OwnProcessesAreTakenAtTheirWordWhereNothingIsSecret) {
   Asker own(geteuid());
   EXPECT_EQ(StatusFor(own, 0), wire::CarrierStatus::kAccepted);
 }
 
-TEST(StrangeUsers, WhoseNumbersAreAllZeroIsNotTakenByAnotherUser) {
+TEST_P(StrangeUsers, WhoseNumbersAreAllZeroIsNotTakenByAnotherUser) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   Asker stranger(kNobody);
   EXPECT_EQ(StatusFor(stranger, 0), wire::CarrierStatus::kNotProven);
 }
 
-TEST(StrangeUsers, WhoseSocketIsBoundToAnInterfaceIsKnownAllTheSame) {
+TEST_P(StrangeUsers, WhoseSocketIsBoundToAnInterfaceIsKnownAllTheSame) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   Asker stranger(kNobody);
   Asker own(geteuid());
@@ -206,7 +218,7 @@ TEST(StrangeUsers, WhoseSocketIsBoundToAnInterfaceIsKnownAllTheSame) {
 }
 
 // A stranger has worked them out: some programs draw them from a clock and the number of their process.
-TEST(StrangeUsers, WhoKnowsTheNumbersAndDoesNotHaveThePeersPortIsNotThePeer) {
+TEST_P(StrangeUsers, WhoKnowsTheNumbersAndDoesNotHaveThePeersPortIsNotThePeer) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   Asker stranger(kNobody);
   EXPECT_EQ(StatusFor(stranger, 0x123456), wire::CarrierStatus::kNotProven) << "nobody has it";
@@ -216,7 +228,7 @@ TEST(StrangeUsers, WhoKnowsTheNumbersAndDoesNotHaveThePeersPortIsNotThePeer) {
 }
 
 // The peer's process was killed, and a stranger has taken its port.
-TEST(StrangeUsers, WhoTakesThePortOfAPeerThatIsGoneIsNotThePeer) {
+TEST_P(StrangeUsers, WhoTakesThePortOfAPeerThatIsGoneIsNotThePeer) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   Asker stranger(kNobody);
   auto held = std::make_unique<PeersPort>(kPeersPort);
@@ -231,7 +243,7 @@ TEST(StrangeUsers, WhoTakesThePortOfAPeerThatIsGoneIsNotThePeer) {
   EXPECT_EQ(status, wire::CarrierStatus::kNotProven);
 }
 
-TEST(StrangeUsers, WithNumbersOfTheirOwnTwoUsersConnect) {
+TEST_P(StrangeUsers, WithNumbersOfTheirOwnTwoUsersConnect) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be two users";
   Asker other(kNobody);
   ASSERT_EQ(seteuid(kNobody), 0);
