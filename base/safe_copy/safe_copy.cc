@@ -202,6 +202,18 @@ bool IsReadable(ConstBytes bytes) {
   });
 }
 
+bool IsWritable(MutableBytes bytes) {
+  if (bytes.empty()) return true;
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto first = reinterpret_cast<uintptr_t>(bytes.data()) & ~(page - 1);
+  const auto last = reinterpret_cast<uintptr_t>(&bytes.back()) & ~(page - 1);
+  for (uintptr_t at = first;; at += page) {
+    // Adds nothing, but as one who writes.
+    if (!SafeFetchAdd(reinterpret_cast<std::byte*>(at), 0)) return false;
+    if (at == last) return true;
+  }
+}
+
 bool SafeStoreRelease(std::byte* to, ConstBytes word) {
   STAGECOACH_CHECK(reinterpret_cast<uintptr_t>(to) % word.size() == 0);
   const auto store = [&](auto value) {

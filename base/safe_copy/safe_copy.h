@@ -36,6 +36,9 @@ void CatchMemoryFaults();
 // Whether all of them can be read now.
 [[nodiscard]] bool IsReadable(ConstBytes bytes);
 
+// Whether all of them can be written now. Changes nothing.
+[[nodiscard]] bool IsWritable(MutableBytes bytes);
+
 // The bytes of `word`, 1, 2, 4 or 8 of them, to an address that is a multiple of their number: as one store, with
 // release semantics.
 [[nodiscard]] bool SafeStoreRelease(std::byte* to, ConstBytes word);

@@ -51,6 +51,9 @@ TEST_F(SafeCopyTest, WhatIsThereIsCopied) {
   EXPECT_TRUE(SafeCopy({}, {}));
   EXPECT_TRUE(IsReadable(here));
   EXPECT_TRUE(IsReadable({}));
+  EXPECT_TRUE(IsWritable(there));
+  EXPECT_TRUE(IsWritable({}));
+  EXPECT_EQ(there, here) << "it writes nothing";
 }
 
 TEST_F(SafeCopyTest, WhatIsNotThereIsNoticedEachTime) {
@@ -61,11 +64,14 @@ TEST_F(SafeCopyTest, WhatIsNotThereIsNoticedEachTime) {
       EXPECT_FALSE(SafeCopy(bytes, ConstBytes(here).first(bytes.size()))) << before;
       EXPECT_FALSE(SafeCopy(here, bytes)) << before;
       EXPECT_FALSE(IsReadable(bytes)) << before;
+      EXPECT_FALSE(IsWritable(bytes)) << before;
       if (before == 0) continue;
       EXPECT_TRUE(SafeCopy(here, bytes.first(before))) << before;
       EXPECT_TRUE(IsReadable(bytes.first(before))) << before;
+      EXPECT_TRUE(IsWritable(bytes.first(before))) << before;
     }
     EXPECT_FALSE(IsReadable({holed.hole() - 1, holed.page() + 2})) << "both ends are there";
+    EXPECT_FALSE(IsWritable({holed.hole() - 1, holed.page() + 2}));
   }
 }
 
@@ -77,6 +83,9 @@ TEST_F(SafeCopyTest, MemoryThatMayNotBeWrittenIsNotWritten) {
 #endif
   EXPECT_TRUE(SafeCopy(here, holed.EndingIn(8, 8)));
   EXPECT_TRUE(IsReadable(holed.EndingIn(8, 8)));
+#ifndef __SANITIZE_THREAD__
+  EXPECT_FALSE(IsWritable(holed.EndingIn(8, 8)));
+#endif
 }
 
 // What is no address at all is no page fault either: the kernel does not say which one it was.
