@@ -7,6 +7,7 @@
 // whoever touches the bytes of a pin does it with base/safe_copy.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <utility>
 
@@ -51,12 +52,20 @@ struct AtomicOutcome {
 
 class MemoryPort;
 
+// A word that tells whether memory may still be used that was pinned once: it has this value for as long as it may, and
+// another one for good before whoever ends that (by deregistration, invalidation) returns. Whoever has read bytes of
+// the memory, and then finds the word as it was, has read them in time. It stays readable for as long as the port.
+struct MemoryGuard {
+  const std::atomic<uint64_t>* word = nullptr;  // null: the port has none
+  uint64_t value = 0;
+};
+
 // Bytes of a region, usable until the pin is dropped. Movable, not copyable.
 class MemoryPin {
  public:
   MemoryPin() = default;
-  MemoryPin(MemoryPort* port, uint32_t token, MutableBytes bytes, uint64_t offset)
-      : port_(port), token_(token), bytes_(bytes), offset_(offset) {}
+  MemoryPin(MemoryPort* port, uint32_t token, MutableBytes bytes, uint64_t offset, const MemoryGuard& guard = {})
+      : port_(port), token_(token), bytes_(bytes), offset_(offset), guard_(guard) {}
   MemoryPin(MemoryPin&& other) noexcept { swap(other); }
   MemoryPin& operator=(MemoryPin&& other) noexcept {
     MemoryPin(std::move(other)).swap(*this);
@@ -68,6 +77,8 @@ class MemoryPin {
   // Where the first of them lies, in bytes from the first one of the region or window that the STag names. With the
   // STag it says what memory this is in words that no address is part of, as a trace must.
   uint64_t offset() const { return offset_; }
+  // For whoever has the bytes read after the pin is dropped.
+  const MemoryGuard& guard() const { return guard_; }
 
  private:
   void swap(MemoryPin& other) noexcept {
@@ -75,11 +86,13 @@ class MemoryPin {
     std::swap(token_, other.token_);
     std::swap(bytes_, other.bytes_);
     std::swap(offset_, other.offset_);
+    std::swap(guard_, other.guard_);
   }
   MemoryPort* port_ = nullptr;
   uint32_t token_ = 0;
   MutableBytes bytes_;
   uint64_t offset_ = 0;
+  MemoryGuard guard_;
 };
 
 class MemoryPort {

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <cstring>
 #include <deque>
@@ -31,11 +32,10 @@ class FakeMemory final : public MemoryPort {
 
   // Returns the STag. The bytes are `fill`.
   uint32_t Add(size_t size, uint8_t rights = kAll, uint8_t fill = 0) {
-    Region region;
+    Region& region = regions_.emplace_back();
     region.storage.assign(size + 2 * kGuardSize, std::byte{kGuard});
     std::fill_n(region.storage.begin() + kGuardSize, size, std::byte{fill});
     region.rights = rights;
-    regions_.push_back(std::move(region));
     return static_cast<uint32_t>(regions_.size() << 8) | 0x5a;
   }
 
@@ -46,7 +46,10 @@ class FakeMemory final : public MemoryPort {
   // Where the region begins, for SGEs and tagged offsets.
   static uint64_t Address(uint32_t stag) { return uint64_t{stag >> 8} << 32; }
 
-  void Invalidate(uint32_t stag) { At(stag).valid = false; }
+  void Invalidate(uint32_t stag) {
+    At(stag).valid = false;
+    ++At(stag).guard;
+  }
   bool IsValid(uint32_t stag) { return At(stag).valid; }
   // As if it belonged to another protection domain.
   void MakeForeign(uint32_t stag) { At(stag).foreign = true; }
@@ -74,14 +77,14 @@ class FakeMemory final : public MemoryPort {
     if (offset > (*region)->size() || length > (*region)->size() - offset) return Err(MemoryFault::kOutOfRange);
     ++pins_;
     ++pins_taken_;
-    return MemoryPin(this, 0, Bytes(stag).subspan(offset, length), offset);
+    return MemoryPin(this, 0, Bytes(stag).subspan(offset, length), offset, {&(*region)->guard, (*region)->guard});
   }
 
   Result<void, MemoryFault> InvalidateRemotely(uint32_t stag) override {
     const auto region = Find(stag);
     if (!region) return Err(region.error());
     if (((*region)->rights & (kRemoteRead | kRemoteWrite)) == 0) return Err(MemoryFault::kNoPermission);
-    (*region)->valid = false;
+    Invalidate(stag);
     return {};
   }
 
@@ -106,6 +109,7 @@ class FakeMemory final : public MemoryPort {
     std::vector<std::byte> storage;
     uint8_t rights = kNone;
     bool valid = true;
+    std::atomic<uint64_t> guard{1};
     bool foreign = false;
     size_t size() const { return storage.size() - 2 * kGuardSize; }
   };

@@ -72,6 +72,8 @@ struct MemoryRegistry::Slot {
   enum class Kind : uint8_t { kFree, kRegion, kWindow };
 
   std::atomic<uint64_t> word{0};
+  // Counted up by who makes the slot valid, before, and by who ends that, after.
+  std::atomic<uint64_t> guard{0};
   std::atomic<uint32_t> bound_windows{0};  // of a region
 
   // Written under the registry's lock while the slot is invalid and unpinned; read by pinners while it is valid, or
@@ -91,6 +93,7 @@ struct MemoryRegistry::Slot {
 
   // Transient counts of late pinners come and go at any time and must survive.
   void Publish(uint32_t key) {
+    guard.fetch_add(1, std::memory_order_relaxed);
     uint64_t seen = word.load(std::memory_order_relaxed);
     while (!word.compare_exchange_weak(seen, (seen & kPinMask) | kValid | (uint64_t{key} << kKeyShift),
                                        std::memory_order_release, std::memory_order_relaxed)) {
@@ -205,6 +208,7 @@ bool MemoryRegistry::ClearValid(Slot& slot, uint32_t key) {
     if (!IsCurrent(seen, key)) return false;
   } while (
       !slot.word.compare_exchange_weak(seen, seen & ~kValid, std::memory_order_acq_rel, std::memory_order_relaxed));
+  slot.guard.fetch_add(1, std::memory_order_seq_cst);
   return true;
 }
 
@@ -504,7 +508,10 @@ Result<MemoryRegistry::Pinned, MemoryFault> MemoryRegistry::Pin(uint32_t pd, uin
     Unpin(number);
     return Err(*fault);
   }
-  return Pinned{number, MutableBytes(slot->base + offset, static_cast<size_t>(length)), offset};
+  MemoryGuard guard{&slot->guard, slot->guard.load(std::memory_order_acquire)};
+  // Invalidated since it was pinned.
+  if (guard.value % 2 == 0) guard = {};
+  return Pinned{number, MutableBytes(slot->base + offset, static_cast<size_t>(length)), offset, guard};
 }
 
 void MemoryRegistry::Unpin(uint32_t token) {
@@ -525,7 +532,7 @@ Result<MemoryPin, MemoryFault> RegistryPort::Pin(uint32_t stag, uint64_t tagged_
   const Result<MemoryRegistry::Pinned, MemoryFault> pinned = registry_.Pin(
       access == MemoryAccess::kReceive ? receive_pd_ : pd_, qp_number_, stag, tagged_offset, length, access);
   if (!pinned) return Err(pinned.error());
-  return MemoryPin(this, pinned->token, pinned->bytes, pinned->offset);
+  return MemoryPin(this, pinned->token, pinned->bytes, pinned->offset, pinned->guard);
 }
 
 Result<void, MemoryFault> RegistryPort::InvalidateRemotely(uint32_t stag) {

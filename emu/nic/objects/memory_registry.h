@@ -15,6 +15,9 @@
 // held during one call on a stream, so the wait of an invalidation is bounded by one such call. No lock is taken on the
 // data path.
 //
+// Beside it stands the slot's guard (MemoryGuard): odd while the slot is valid, and never the same number again. Who
+// had a pin can have the bytes read later, by another process, too, and know afterwards whether it was in time.
+//
 // A freed slot goes to the tail of a FIFO quarantine and is used again only when at least the profile's number of
 // others are behind it: a late use of a dead STag is kStaleStag, not an access to somebody else's memory.
 //
@@ -110,6 +113,7 @@ class MemoryRegistry {
     uint32_t token = 0;
     MutableBytes bytes;
     uint64_t offset = 0;  // from the first byte of the region or window
+    MemoryGuard guard;
   };
   // On success Unpin(token) must follow.
   Result<Pinned, MemoryFault> Pin(uint32_t pd, uint32_t qp_number, uint32_t stag, uint64_t tagged_offset,

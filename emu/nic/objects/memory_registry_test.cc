@@ -450,6 +450,57 @@ TEST_F(MemoryRegistryTest, AtomicsOfSeveralThreadsLoseNothing) {
   EXPECT_EQ(word.load(), uint64_t{3} * kEach);
 }
 
+TEST_F(MemoryRegistryTest, AGuardIsAnotherOnceMemoryThatWasPinnedMayNotBeUsed) {
+  RegistryPort port(registry_, kPd, kPd, kQp);
+  const auto guard_of = [&](uint32_t stag) { return port.Pin(stag, 0x10000, 10, MemoryAccess::kRemoteRead)->guard(); };
+  const auto is_unchanged = [](const MemoryGuard& guard) { return *guard.word == guard.value; };
+  const uint32_t region = *registry_.Register(Request(4096));
+  const uint32_t window = BoundWindow(region, 0x10000, 10, kAccessRemoteRead);
+  const MemoryGuard of_region = guard_of(region);
+  const MemoryGuard of_window = guard_of(window);
+  EXPECT_TRUE(is_unchanged(of_region) && is_unchanged(of_window));
+  EXPECT_EQ(guard_of(region).value, of_region.value) << "as long as it may";
+  ASSERT_TRUE(port.InvalidateRemotely(window));
+  EXPECT_FALSE(is_unchanged(of_window));
+  EXPECT_TRUE(is_unchanged(of_region));
+  ASSERT_EQ(registry_.Reregister(region, {.pd = {}, .range = {}, .access = kFull & ~kAccessRemoteWrite}), region);
+  EXPECT_FALSE(is_unchanged(of_region)) << "though the key is the same";
+  const MemoryGuard after = guard_of(region);
+  EXPECT_TRUE(is_unchanged(after));
+  ASSERT_EQ(registry_.Deregister(region), 0);
+  EXPECT_FALSE(is_unchanged(after));
+}
+
+// Also that of who pins while it is under way.
+TEST_F(MemoryRegistryTest, AGuardIsAnotherBeforeADeregistrationReturns) {
+  struct Taken {
+    std::atomic<const std::atomic<uint64_t>*> word{nullptr};
+    std::atomic<uint64_t> value{0};
+  } taken;
+  std::atomic<uint32_t> stag{*registry_.Register(Request(64))};
+  std::atomic<bool> over{false};
+  std::thread pinning([&] {
+    RegistryPort port(registry_, kPd, kPd, kQp);
+    while (!over) {
+      const auto pin = port.Pin(stag, 0x10000, 10, MemoryAccess::kRemoteRead);
+      if (!pin || pin->guard().word == nullptr) continue;
+      // Pinned, so that nobody has returned yet.
+      taken.word = nullptr;
+      taken.value = pin->guard().value;
+      taken.word = pin->guard().word;
+    }
+  });
+  while (taken.word == nullptr) std::this_thread::yield();
+  for (int round = 0; round < 2000; ++round) {
+    ASSERT_EQ(registry_.Deregister(stag), 0);
+    const std::atomic<uint64_t>* const word = taken.word;
+    EXPECT_NE(*word, taken.value);
+    stag = *registry_.Register(Request(64));
+  }
+  over = true;
+  pinning.join();
+}
+
 TEST_F(MemoryRegistryTest, DeregistrationWaitsForPinsOnOtherThreads) {
   std::atomic<uint32_t> stag{*registry_.Register(Request(64))};
   std::atomic<bool> stop{false};
