@@ -98,6 +98,9 @@ class Llp : public RecordSink {
   // Cookies of records that have wholly left, oldest first; false when there is none.
   virtual bool TakeSent(uint64_t* cookie) = 0;
   virtual bool TxIdle() const = 0;
+  // Memory of records that have not left is its program's again. What a peer reads of it from now on is refused, and
+  // those records with it. A layer whose peers read no memory of ours has nothing to do.
+  virtual void ForgetMemory() {}
   // How far what was sent has got, at this moment; may ask the system.
   virtual Delivery delivery() const = 0;
 

@@ -147,10 +147,13 @@ TYPED_TEST_P(LlpContract, RecordsOfEverySizeArriveAsTheyWere) {
   for (size_t size = 1; size <= most; size = size == most ? most + 1 : std::min(most, size * 2 + 1)) {
     std::string text(size, 'x');
     for (size_t i = 0; i < size; ++i) text[i] = static_cast<char>(i * 7 + (i >> 8));
-    ASSERT_TRUE(this->Say(this->a(), text)) << size;
-    ASSERT_TRUE(this->Say(this->b(), text)) << size;
+    // A large one may leave only as it is received.
+    this->Say(this->a(), text);
+    this->Say(this->b(), text);
     ASSERT_EQ(this->Hear(this->b()), text) << size;
     ASSERT_EQ(this->Hear(this->a()), text) << size;
+    ASSERT_EQ(this->a().Flush(this->memory_).status, TxStatus::kIdle) << size;
+    ASSERT_EQ(this->b().Flush(this->memory_).status, TxStatus::kIdle) << size;
   }
   EXPECT_EQ(this->a().counters().tx_records, this->b().counters().rx_records);
   EXPECT_EQ(this->a().counters().tx_payload_bytes, this->b().counters().rx_payload_bytes);
@@ -213,22 +216,30 @@ TYPED_TEST_P(LlpContract, WhoeverGoesHasEndedAndTakesNoMore) {
 TYPED_TEST_P(LlpContract, AFullLayerTakesNoMoreAndTellsWhenThereIsRoom) {
   const std::string large(std::min<size_t>(this->a().MaxUlpdu(), 8192), 'x');
   size_t said = 0;
-  do {
+  while (this->a().CanQueue()) {
     ASSERT_LT(said++, 10000u);
     this->a().QueueRecord(AsBytes(std::string_view(large).substr(0, this->kHead)), this->Parts(large), 1);
-  } while (this->a().Flush(this->memory_).status == TxStatus::kIdle);
+    this->a().Flush(this->memory_);
+  }
   EXPECT_GT(said, 10u);
+  EXPECT_EQ(this->a().Flush(this->memory_).status, TxStatus::kWouldBlock);
   this->a().SetWatcher(&this->watcher_);
   this->a().Arm(false, true);
   this->pair_.RunLoop();
   EXPECT_EQ(this->watcher_.calls, 0);
   size_t heard = 0;
   while (this->Hear(this->b())) ++heard;
-  EXPECT_EQ(heard, said - 1);
+  EXPECT_GT(heard, 10u);
   this->pair_.RunLoop();
   EXPECT_EQ(this->watcher_.calls, 1) << "one-shot";
+  while (heard < said) {
+    this->a().Flush(this->memory_);
+    const std::optional<std::string> next = this->Hear(this->b());
+    ASSERT_TRUE(next == large) << heard;
+    ++heard;
+  }
   EXPECT_EQ(this->a().Flush(this->memory_).status, TxStatus::kIdle);
-  EXPECT_EQ(this->Hear(this->b()), large);
+  EXPECT_EQ(this->Sent(this->a()).size(), said);
 }
 
 TYPED_TEST_P(LlpContract, ReadinessIsToldOnceForEachArm) {

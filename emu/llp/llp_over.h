@@ -29,6 +29,7 @@ class LlpOver : public Llp {
   TxResult Flush(MemoryPort& memory) override { return below_->Flush(memory); }
   bool TakeSent(uint64_t* cookie) override { return below_->TakeSent(cookie); }
   bool TxIdle() const override { return below_->TxIdle(); }
+  void ForgetMemory() override { below_->ForgetMemory(); }
   Delivery delivery() const override { return below_->delivery(); }
   void Arm(bool readable, bool writable) override { below_->Arm(readable, writable); }
   void SetWatcher(ReadyWatcher* watcher) override { below_->SetWatcher(watcher); }

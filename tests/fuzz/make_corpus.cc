@@ -638,7 +638,14 @@ void AddOperations(Corpus& corpus) {
        {8, 255},
        {3, 0, 32, 0, 0, 0, 0, 0, 0},
        {8, 255}});
-  add("shm_ring", "no_kind", {}, {{5, 0, 8, 8, 0, 0, 0, 2, 0, 0, 0}, {0, 2}, {6, 0}});
+  add("shm_ring", "no_kind", {}, {{5, 0, 8, 8, 0, 0, 0, 3, 0, 0, 0}, {0, 2}, {6, 0}});
+  const std::initializer_list<int> somewhere = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 1};
+  add("shm_ring", "refers", {}, {{9, 1, 48, 100}, somewhere, {0, 12}, {6, 14}, {4, 10}, {0, 6}, {6, 0}});
+  add("shm_ring", "refers_twice", {}, {{9, 2, 72, 20}, somewhere, somewhere, {0, 19}, {6, 48}});
+  add("shm_ring", "refers_to_nothing", {}, {{9, 1, 48, 0}, somewhere, {0, 12}, {6, 14}});
+  add("shm_ring", "refers_too_often", {}, {{9, 33, 48, 1}, {0, 200}, {6, 14}});
+  add("shm_ring", "refers_beyond", {}, {{9, 1, 48, 100}, somewhere, {0, 11}, {6, 14}});
+  add("shm_ring", "is_referred", {}, {{10, 31, 0}, {10, 0, 24}, {10, 31, 3}, {10, 31, 3}, {1, 0}, {10, 31, 3}});
 }
 
 int Main(int argc, char** argv) {

@@ -9,6 +9,7 @@
 
 #include "emu/engine/record.h"
 #include "emu/llp/shm/half.h"
+#include "emu/llp/shm/reference.h"
 #include "emu/llp/shm/ring.h"
 #include "tests/fuzz/input.h"
 
@@ -29,11 +30,13 @@ uint64_t Word(testing::FuzzInput& input) {
 
 class Game {
  public:
+  Game() { reader_.TakeReferences(); }
+
   void Play(testing::FuzzInput& input) {
     while (!input.empty()) {
       const uint64_t consumed = own_.consumed;
       const uint64_t produced = own_.produced;
-      switch (input.Byte() % 9) {
+      switch (input.Byte() % 11) {
         case 0:
           peer_.produced = consumed + kWord * input.Byte();
           break;
@@ -65,6 +68,20 @@ class Game {
         case 8:
           Send(size_t{input.Byte()} * 2);
           break;
+        case 9: {  // what may be a record that refers to memory, at `consumed`
+          const uint64_t count = input.Byte();
+          const uint64_t inline_size = input.Byte();
+          const uint64_t length = input.Byte();
+          std::vector<uint64_t> words = {uint64_t{2} << 32 | (inline_size + count * length), inline_size << 32 | count};
+          for (uint64_t i = 0; i < std::min<uint64_t>(count, kMostReferences); ++i) {
+            words.insert(words.end(), {Word(input), length, Word(input), i});
+          }
+          Write(consumed, AsBytes(words.data(), words.size() * kWord));
+          break;
+        }
+        case 10:
+          Refer(input.Byte(), input.Byte());
+          break;
       }
       FUZZ_PROPERTY(own_.consumed - consumed <= kCapacity * 2 && own_.consumed % kWord == 0);
       FUZZ_PROPERTY(own_.produced - produced <= kCapacity && own_.produced % kWord == 0);
@@ -83,6 +100,15 @@ class Game {
     if (reader_.Next(&record) != RingReader::Step::kReady) return;
     FUZZ_PROPERTY(record.length <= LargestRecord(kCapacity));
     FUZZ_PROPERTY(record.head.size() == std::min(record.length, kMaxRecordHead));
+    FUZZ_PROPERTY(reader_.inline_size() >= record.head.size() && reader_.inline_size() <= record.length);
+    FUZZ_PROPERTY(reader_.references().size() <= kMostReferences);
+    const std::vector<Reference> references(reader_.references().begin(), reader_.references().end());
+    size_t rest = record.length - reader_.inline_size();
+    for (const Reference& each : references) {
+      FUZZ_PROPERTY(each.length > 0 && each.length <= rest && each.at + each.length > each.at);
+      rest -= each.length;
+    }
+    FUZZ_PROPERTY(rest == 0);
     const std::vector<std::byte> judged(record.head.begin(), record.head.end());
     // The other end writes meanwhile.
     std::reverse(peer_ring_.begin(), peer_ring_.end());
@@ -91,6 +117,10 @@ class Game {
     const MutableBytes into(payload);
     FUZZ_PROPERTY(reader_.Place(head_size, {&into, 1}));
     FUZZ_PROPERTY(std::equal(judged.begin() + static_cast<ptrdiff_t>(head_size), judged.end(), payload.begin()));
+    FUZZ_PROPERTY(std::equal(
+        references.begin(), references.end(), reader_.references().begin(), [](const Reference& a, const Reference& b) {
+          return a.at == b.at && a.length == b.length && a.guard_at == b.guard_at && a.guard == b.guard;
+        }));
     FUZZ_PROPERTY(reader_.Next(&record) == RingReader::Step::kReady && std::ranges::equal(record.head, judged));
     reader_.Release();
   }
@@ -98,6 +128,16 @@ class Game {
     if (writer_.Begin(size) != RingWriter::Room::kEnough) return;
     const std::vector<std::byte> record(size, std::byte{7});
     FUZZ_PROPERTY(writer_.Append(record));
+    writer_.Publish();
+  }
+
+  void Refer(size_t count, size_t inline_size) {
+    count = 1 + count % kMostReferences;
+    inline_size = kMaxRecordHead + inline_size % (kMaxTxHeader - kMaxRecordHead + 1);
+    const std::vector<Reference> references(count, {.at = 8, .length = 1});
+    if (writer_.BeginReferring(inline_size, references) != RingWriter::Room::kEnough) return;
+    const std::vector<std::byte> first(inline_size, std::byte{7});
+    FUZZ_PROPERTY(writer_.Append(first));
     writer_.Publish();
   }
 

@@ -160,6 +160,7 @@ Result<std::unique_ptr<Meeting>, ShmObstacle> Meeting::Call(int stream_socket, S
   Undoing closed([fd = *socket] { CloseDescriptor(fd); });
   auto own = OwnHalf::Create();
   if (!own) return Err(ObstacleOf(own.error().error));
+  own->Offer(*socket);
   auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), -1));
   meeting->spare_ = KeepFromChildren(fcntl(meeting->own_.fd(), F_DUPFD_CLOEXEC, 0));
   if (meeting->spare_ < 0) return Err(ObstacleOf(errno));
@@ -307,6 +308,7 @@ Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Answer(const Caller&
   }
   auto own = OwnHalf::Create();
   if (!own) return Err(ObstacleOf(own.error().error));
+  own->Offer(caller.socket);
   // Once it is said that we have met, nothing may be missing.
   auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), -1));
   if (const int error = Say(caller.socket, kAnswer, meeting->own_.fd(), stream_socket); error != 0) {

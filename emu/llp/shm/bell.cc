@@ -25,12 +25,6 @@ bool IsAsleep(uint64_t nap) {
   return nap % 2 == 1;
 }
 
-// Whether who sleeps until there is room is to be woken. Numbers that cannot be are for who writes to judge.
-bool IsRoomy(uint64_t produced, uint64_t consumed, size_t capacity) {
-  const uint64_t used = produced - consumed;
-  return used <= capacity / 2 || used > capacity;
-}
-
 bool IsAborted(uint32_t ending) {
   return ending != static_cast<uint32_t>(Ending::kNone) && ending != static_cast<uint32_t>(Ending::kFinished);
 }
@@ -80,8 +74,9 @@ void Bell::TakeDown() {
 
 // --- Sleeping ---
 
-void Bell::Arm(bool records, bool room) {
+void Bell::Arm(bool records, bool room, uint64_t awaited) {
   std::lock_guard lock(mutex_);
+  words_.own.awaited.store(awaited, std::memory_order_relaxed);
   want_records_ = records && watcher_ != nullptr;
   want_room_ = room && watcher_ != nullptr;
   Settle();
@@ -111,9 +106,9 @@ bool Bell::IsReady() const {
   const bool records =
       peer_ended != static_cast<uint32_t>(Ending::kNone) ||
       words_.peer.produced.load(std::memory_order_acquire) != words_.own.consumed.load(std::memory_order_relaxed);
-  const bool room = ended != static_cast<uint32_t>(Ending::kNone) ||
-                    IsRoomy(words_.own.produced.load(std::memory_order_relaxed),
-                            words_.peer.consumed.load(std::memory_order_acquire), words_.own_capacity);
+  const bool room =
+      ended != static_cast<uint32_t>(Ending::kNone) ||
+      words_.peer.consumed.load(std::memory_order_acquire) >= words_.own.awaited.load(std::memory_order_relaxed);
   return (want_records_ && records) || (want_room_ && room);
 }
 
@@ -133,7 +128,7 @@ void Bell::Nap(bool for_records, bool for_room) {
        {std::pair(&words_.own.nap_for_records, for_records), std::pair(&words_.own.nap_for_room, for_room)}) {
     const uint64_t now = nap->load(std::memory_order_relaxed);
     if (!wanted && !IsAsleep(now)) continue;
-    // Release: who sees the nap sees as well what had been produced when it began.
+    // Release: who sees the nap sees as well what is awaited.
     nap->store(now + (wanted && IsAsleep(now) ? 2 : 1), std::memory_order_release);
     if (wanted) ++naps_;
   }
@@ -219,11 +214,12 @@ void Bell::RingForRecords() {
 
 void Bell::RingForRoom() {
   std::atomic_thread_fence(std::memory_order_seq_cst);
-  // The nap first: it brings what had been produced when it began.
+  // The nap first: it brings what is awaited.
   if (!IsAsleep(words_.peer.nap_for_room.load(std::memory_order_acquire))) return;
-  const bool roomy = IsRoomy(words_.peer.produced.load(std::memory_order_acquire),
-                             words_.own.consumed.load(std::memory_order_relaxed), words_.peer_capacity);
-  if (roomy) RingOnce(words_.peer.nap_for_room, &rung_for_room_);
+  const uint64_t awaited = words_.peer.awaited.load(std::memory_order_relaxed);
+  if (words_.own.consumed.load(std::memory_order_relaxed) >= awaited) {
+    RingOnce(words_.peer.nap_for_room, &rung_for_room_);
+  }
 }
 
 void Bell::RingForEverything() {

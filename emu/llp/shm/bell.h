@@ -11,9 +11,9 @@
 //     to publish:  say what there is;      fence;  read the other end's nap
 //
 // The fences are sequentially consistent, so one of the two reads comes after the other's write: either who goes to
-// sleep sees what there is, and does not, or who publishes sees the nap, and rings. For room both judge by the same
-// rule (IsRoomy) and the same two numbers. A ring that does not bring what is waited for begins another nap, and looks
-// again.
+// sleep sees what there is, and does not, or who publishes sees the nap, and rings. Who sleeps for room says as well,
+// before it naps, up to where the other end is to have consumed, and both judge by that number. A ring that does not
+// bring what is waited for begins another nap, and looks again.
 //
 // The other end may be hostile. It can ring once for each nap: more ends it (IsAbused). Ringing never waits, and does
 // not depend on flags that are the other end's, too, as those of an eventfd would be. A socket that is full of rings
@@ -42,8 +42,6 @@ class Bell final : public EpollLoop::Source, public std::enable_shared_from_this
   struct Words {
     HalfWords& own;
     const HalfWords& peer;
-    size_t own_capacity = 0;
-    size_t peer_capacity = 0;
   };
 
   // `socket`, one end of a connected pair of the family AF_UNIX and type SOCK_STREAM on which there is nothing to read,
@@ -60,8 +58,8 @@ class Bell final : public EpollLoop::Source, public std::enable_shared_from_this
 
   // --- Sleeping; any thread ---
 
-  // As Llp has them. Room is half of the ring, so that a sender is not woken for each record that has left.
-  void Arm(bool records, bool room);
+  // As Llp has them. There is room once the other end has consumed `awaited` bytes of our ring, of all there ever were.
+  void Arm(bool records, bool room, uint64_t awaited);
   void SetWatcher(ReadyWatcher* watcher);
   // Our own end has ended, which may be what is waited for.
   void LookAgain();

@@ -22,7 +22,7 @@ static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t
 static_assert(sizeof(HalfWords) <= OwnHalf::kWordsSize);
 
 // "half", and the version of what stands in one.
-constexpr uint64_t kLayout = 0x68616c66'00000001;
+constexpr uint64_t kLayout = 0x68616c66'00000002;
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
 
 #ifndef MFD_NOEXEC_SEAL
@@ -105,7 +105,11 @@ Result<OwnHalf, HalfError> OwnHalf::Create(size_t capacity) {
   return half;
 }
 
-OwnHalf::OwnHalf(OwnHalf&& other) noexcept : fd_(std::exchange(other.fd_, -1)), mapping_(std::move(other.mapping_)) {}
+OwnHalf::OwnHalf(OwnHalf&& other) noexcept
+    : fd_(std::exchange(other.fd_, -1)),
+      mapping_(std::move(other.mapping_)),
+      token_(std::move(other.token_)),
+      offered_(other.offered_) {}
 
 OwnHalf::~OwnHalf() {
   Passed();
@@ -113,6 +117,12 @@ OwnHalf::~OwnHalf() {
 
 void OwnHalf::Passed() {
   if (const int fd = std::exchange(fd_, -1); fd >= 0) CloseDescriptor(fd);
+}
+
+void OwnHalf::Offer(int socket) {
+  offered_ = token_.Offer(socket);
+  words().token_at.store(token_.place().at, std::memory_order_relaxed);
+  words().token.store(token_.place().value, std::memory_order_relaxed);
 }
 
 Result<PeerHalf, HalfError> PeerHalf::Map(int fd) {

@@ -16,6 +16,7 @@
 
 #include "base/bytes.h"
 #include "base/result.h"
+#include "emu/llp/shm/reference.h"
 
 namespace stagecoach::emu {
 
@@ -36,11 +37,19 @@ struct HalfError {
 };
 
 // How an end has ended. Values that are none of these count as kAborted.
-enum class Ending : uint32_t { kNone, kFinished, kAborted };
+enum class Ending : uint32_t {
+  kNone,
+  kFinished,
+  kAborted,
+  kUnreadable,  // as kAborted, because what the record in front refers to cannot be read
+};
 
 // Each line has one reason to change, so that neither end takes a line of the cache from the other without need.
 struct HalfWords {
   uint64_t layout = 0;
+  // Where in its own memory the owner has its token, and what that is (reference.h). Said before the half is passed.
+  std::atomic<uint64_t> token_at{0};
+  std::atomic<uint64_t> token{0};
   // In bytes, since the beginning, of the ring of this half. Whole records.
   alignas(64) std::atomic<uint64_t> produced{0};
   // Likewise of the ring of the other end's half.
@@ -48,7 +57,10 @@ struct HalfWords {
   // Naps: odd while the owner sleeps until there is something to receive, or room to send. Another number each time.
   alignas(64) std::atomic<uint64_t> nap_for_records{0};
   std::atomic<uint64_t> nap_for_room{0};
-  std::atomic<uint32_t> ending{0};  // an Ending
+  // Room is there when the other end has consumed as much of this half's ring. Said before a nap for room.
+  std::atomic<uint64_t> awaited{0};
+  std::atomic<uint32_t> ending{0};   // an Ending
+  std::atomic<uint32_t> reading{0};  // a Reading: of what the other end refers to
 };
 
 // A part of this process's address space, until it goes. Children of a fork do not have it.
@@ -95,6 +107,14 @@ class OwnHalf {
   // The descriptor is not needed any more.
   void Passed();
 
+  // Before it is passed to who is at the other end of `socket`: whether that may read this process's memory is decided
+  // now, and said.
+  void Offer(int socket);
+  // kPossible: offered. Else why not.
+  Reading offered() const { return offered_; }
+  // What was offered is not to be had any more.
+  void Withdraw() { token_.Withdraw(); }
+
   HalfWords& words() const { return *reinterpret_cast<HalfWords*>(mapping_.data()); }
   MutableBytes ring() const { return {mapping_.data() + kWordsSize, mapping_.size() - kWordsSize}; }
 
@@ -103,6 +123,8 @@ class OwnHalf {
 
   int fd_ = -1;
   SharedMapping mapping_;
+  OwnToken token_;
+  Reading offered_ = Reading::kNotOffered;
 };
 
 class PeerHalf {

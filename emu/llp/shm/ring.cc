@@ -13,6 +13,7 @@ namespace {
 constexpr uint64_t kWord = sizeof(uint64_t);
 // The upper half of a record's word. Not 0, which is what memory holds that nobody has written.
 constexpr uint32_t kInline = 1;
+constexpr uint32_t kReferring = 2;
 
 static_assert(kMaxRecordHead % kWord == 0);
 static_assert(LargestRecord(OwnHalf::kMostCapacity) <= UINT32_MAX);
@@ -21,6 +22,15 @@ static_assert(LargestRecord(OwnHalf::kMostCapacity) <= UINT32_MAX);
 constexpr uint64_t FramedSize(size_t size) {
   return kWord + (size + kWord - 1) / kWord * kWord;
 }
+
+// With both words and the references.
+constexpr uint64_t FramedSize(size_t inline_size, size_t references) {
+  return FramedSize(kWord + references * sizeof(Reference) + inline_size);
+}
+
+constexpr size_t kReferenceWords = sizeof(Reference) / kWord;
+static_assert(sizeof(Reference) % kWord == 0 && FramedSize(kMaxTxHeader, kMostReferences) <= OwnHalf::kLeastCapacity);
+static_assert(kMaxRecordHead <= kMaxTxHeader);
 
 // `size` bytes of the ring from `position` on, in the order of the ring: the second part is empty unless they go across
 // its end.
@@ -47,6 +57,8 @@ const char* ToString(RingFault fault) {
       return "a record too long";
     case RingFault::kKind:
       return "a record of no known kind";
+    case RingFault::kReference:
+      return "references that cannot be";
   }
   return "?";
 }
@@ -59,24 +71,53 @@ RingWriter::RingWriter(HalfWords& own, MutableBytes ring, const HalfWords& peer)
 
 RingWriter::Room RingWriter::Begin(size_t size) {
   STAGECOACH_CHECK(size <= LargestRecord(ring_.size()));
-  next_ = end_ = produced_;
-  if (fault_ != RingFault::kNone) return Room::kFault;
-  const uint64_t framed = FramedSize(size);
-  if (ring_.size() - (produced_ - freed_) < framed) {
-    // Acquire: the bytes that are written next go where the other end has read.
-    const uint64_t consumed = peer_.consumed.load(std::memory_order_acquire);
-    if (produced_ - consumed > produced_ - freed_ || consumed % kWord != 0) {
-      fault_ = RingFault::kIndex;
-      return Room::kFault;
-    }
-    freed_ = consumed;
-    if (ring_.size() - (produced_ - freed_) < framed) return Room::kTooLittle;
-  }
-  const uint64_t word = uint64_t{kInline} << 32 | size;
-  std::memcpy(&ring_[produced_ & (ring_.size() - 1)], &word, sizeof word);
-  next_ = produced_ + kWord;
+  const Room room = Make(FramedSize(size));
+  if (room != Room::kEnough) return room;
+  Put(uint64_t{kInline} << 32 | size);
   end_ = next_ + size;
   return Room::kEnough;
+}
+
+RingWriter::Room RingWriter::BeginReferring(size_t inline_size, std::span<const Reference> references) {
+  size_t size = inline_size;
+  for (const Reference& each : references) size += each.length;
+  STAGECOACH_CHECK(size <= LargestRecord(ring_.size()) && inline_size >= kMaxRecordHead && inline_size <= kMaxTxHeader);
+  const Room room = Make(FramedSize(inline_size, references.size()));
+  if (room != Room::kEnough) return room;
+  Put(uint64_t{kReferring} << 32 | size);
+  Put(uint64_t{inline_size} << 32 | references.size());
+  for (const Reference& each : references) {
+    for (const uint64_t word : {each.at, each.length, each.guard_at, each.guard}) Put(word);
+  }
+  end_ = next_ + inline_size;
+  return Room::kEnough;
+}
+
+RingWriter::Room RingWriter::Make(uint64_t framed) {
+  next_ = end_ = produced_;
+  if (fault_ != RingFault::kNone) return Room::kFault;
+  if (ring_.size() - (produced_ - freed_) < framed) {
+    if (!Consumed()) return Room::kFault;
+    if (ring_.size() - (produced_ - freed_) < framed) return Room::kTooLittle;
+  }
+  return Room::kEnough;
+}
+
+std::optional<uint64_t> RingWriter::Consumed() {
+  if (fault_ != RingFault::kNone) return std::nullopt;
+  // Acquire: the bytes that are written next go where the other end has read.
+  const uint64_t consumed = peer_.consumed.load(std::memory_order_acquire);
+  if (produced_ - consumed > produced_ - freed_ || consumed % kWord != 0) {
+    fault_ = RingFault::kIndex;
+    return std::nullopt;
+  }
+  freed_ = consumed;
+  return consumed;
+}
+
+void RingWriter::Put(uint64_t word) {
+  std::memcpy(&ring_[next_ & (ring_.size() - 1)], &word, sizeof word);
+  next_ += kWord;
 }
 
 bool RingWriter::Append(ConstBytes bytes) {
@@ -125,27 +166,65 @@ RingReader::Step RingReader::Look() {
 RingReader::Step RingReader::Next(RecordHead* record) {
   if (!has_record_) {
     if (const Step step = Look(); step != Step::kReady) return step;
-    const uint64_t word = WordAt(consumed_);
-    const auto length = static_cast<uint32_t>(word);
-    if (word >> 32 != kInline) return Fail(RingFault::kKind);
-    if (length > LargestRecord(ring_.size()) || FramedSize(length) > seen_ - consumed_) {
-      return Fail(RingFault::kLength);
-    }
-    for (uint64_t at = 0; at < std::min<uint64_t>(length, head_.size()); at += kWord) {
-      const uint64_t bytes = WordAt(consumed_ + kWord + at);
+    if (const RingFault fault = ReadRecord(); fault != RingFault::kNone) return Fail(fault);
+    for (uint64_t at = 0; at < std::min<uint64_t>(length_, head_.size()); at += kWord) {
+      const uint64_t bytes = WordAt(inline_at_ + at);
       std::memcpy(&head_[at], &bytes, sizeof bytes);
     }
-    length_ = length;
     has_record_ = true;
   }
   *record = {ConstBytes(head_).first(std::min(length_, head_.size())), length_};
   return Step::kReady;
 }
 
+RingFault RingReader::ReadRecord() {
+  const uint64_t word = WordAt(consumed_);
+  length_ = static_cast<uint32_t>(word);
+  const uint64_t kind = word >> 32;
+  if (kind != kInline && (kind != kReferring || !takes_references_)) return RingFault::kKind;
+  if (length_ > LargestRecord(ring_.size())) return RingFault::kLength;
+  if (kind == kReferring) return ReadReferences();
+  if (FramedSize(length_) > seen_ - consumed_) return RingFault::kLength;
+  inline_size_ = length_;
+  inline_at_ = consumed_ + kWord;
+  end_ = consumed_ + FramedSize(length_);
+  reference_count_ = 0;
+  return RingFault::kNone;
+}
+
+RingFault RingReader::ReadReferences() {
+  if (seen_ - consumed_ < 2 * kWord) return RingFault::kLength;
+  const uint64_t word = WordAt(consumed_ + kWord);
+  const auto count = static_cast<uint32_t>(word);
+  inline_size_ = word >> 32;
+  if (count == 0 || count > kMostReferences || inline_size_ < kMaxRecordHead || inline_size_ > kMaxTxHeader ||
+      inline_size_ >= length_) {
+    return RingFault::kReference;
+  }
+  if (FramedSize(inline_size_, count) > seen_ - consumed_) return RingFault::kLength;
+  uint64_t at = consumed_ + 2 * kWord;
+  uint64_t rest = length_ - inline_size_;
+  for (Reference& each : std::span(references_).first(count)) {
+    std::array<uint64_t, kReferenceWords> words;
+    for (uint64_t& each_word : words) {
+      each_word = WordAt(at);
+      at += kWord;
+    }
+    each = {.at = words[0], .length = words[1], .guard_at = words[2], .guard = words[3]};
+    if (each.length == 0 || each.length > rest || each.length > ~each.at) return RingFault::kReference;
+    rest -= each.length;
+  }
+  if (rest != 0) return RingFault::kReference;
+  reference_count_ = count;
+  inline_at_ = at;
+  end_ = consumed_ + FramedSize(inline_size_, count);
+  return RingFault::kNone;
+}
+
 bool RingReader::Place(size_t head_size, std::span<const MutableBytes> destination) const {
   STAGECOACH_CHECK(has_record_ && head_size <= std::min(length_, head_.size()));
   const size_t copied = std::min(length_, head_.size());
-  const auto [first, second] = PartsOf(ring_, consumed_ + kWord + copied, length_ - copied);
+  const auto [first, second] = PartsOf(ring_, inline_at_ + copied, inline_size_ - copied);
   size_t part = 0;
   MutableBytes into;
   for (ConstBytes from : {ConstBytes(head_).first(copied).subspan(head_size), first, second}) {
@@ -173,7 +252,7 @@ void RingReader::Consume(uint64_t to) {
 
 void RingReader::Release() {
   STAGECOACH_CHECK(has_record_);
-  Consume(consumed_ + FramedSize(length_));
+  Consume(end_);
 }
 
 RingReader::Step RingReader::Discard() {

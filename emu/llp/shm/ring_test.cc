@@ -11,6 +11,7 @@
 #include <functional>
 #include <optional>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "base/prng.h"
@@ -141,6 +142,162 @@ TEST_F(RingTest, WhatIsThrownAwayMakesRoom) {
   EXPECT_EQ(Hear(), Pattern(9, 2)) << "and not the rest of the record in front";
 }
 
+// --- Records that refer to memory ---
+
+class ReferringRingTest : public RingTest {
+ protected:
+  ReferringRingTest() { reader_.TakeReferences(); }
+  Room Refer(const Bytes& inline_bytes, std::span<const Reference> references) {
+    const Room room = writer_.BeginReferring(inline_bytes.size(), references);
+    if (room != Room::kEnough) return room;
+    EXPECT_TRUE(writer_.Append(inline_bytes));
+    writer_.Publish();
+    return room;
+  }
+  // As a hostile writer: the words of such a record, which it has at `position`, and an end that leaves room for all.
+  void WriteReferring(uint64_t length, uint64_t inline_size, uint64_t count, const Reference& each) {
+    Write(0, WordOf(static_cast<uint32_t>(length), 2));
+    Write(kWord, inline_size << 32 | count);
+    for (uint64_t i = 0; i < std::min<uint64_t>(count, kMostReferences); ++i) {
+      uint64_t at = 2 * kWord + i * sizeof(Reference);
+      for (const uint64_t word : {each.at, each.length, each.guard_at, each.guard})
+        Write(std::exchange(at, at + 8), word);
+    }
+    writers_.produced = kCapacity;
+  }
+};
+
+TEST_F(ReferringRingTest, TheyComeOutAsTheyWentInAmongOthersAndAcrossTheEndOfTheRing) {
+  for (size_t i = 0; i < 500; ++i) {
+    const Bytes inline_bytes =
+        Pattern(kMaxRecordHead + i % (kMaxTxHeader - kMaxRecordHead + 1), static_cast<uint8_t>(i));
+    std::vector<Reference> references(1 + i % kMostReferences);
+    uint64_t rest = 0;
+    for (size_t k = 0; k < references.size(); ++k) {
+      references[k] = {.at = i * 1000 + k, .length = 1 + k % 10, .guard_at = 8 * k, .guard = i};
+      rest += references[k].length;
+    }
+    ASSERT_EQ(Refer(inline_bytes, references), Room::kEnough) << i;
+    ASSERT_EQ(Say(Pattern(i % 100, 7)), Room::kEnough);
+    RecordHead record;
+    ASSERT_EQ(reader_.Next(&record), Step::kReady) << i;
+    EXPECT_EQ(record.length, inline_bytes.size() + rest);
+    EXPECT_EQ(Bytes(record.head.begin(), record.head.end()), Bytes(inline_bytes.begin(), inline_bytes.begin() + 48));
+    ASSERT_EQ(reader_.inline_size(), inline_bytes.size());
+    ASSERT_EQ(reader_.references().size(), references.size());
+    EXPECT_EQ(std::memcmp(reader_.references().data(), references.data(), references.size() * sizeof(Reference)), 0);
+    Bytes placed(inline_bytes.size() - 14 + rest, std::byte{0xa5});
+    const MutableBytes into(placed);
+    ASSERT_TRUE(reader_.Place(14, {&into, 1}));
+    EXPECT_TRUE(std::equal(inline_bytes.begin() + 14, inline_bytes.end(), placed.begin()));
+    EXPECT_TRUE(std::all_of(placed.end() - static_cast<ptrdiff_t>(rest), placed.end(),
+                            [](std::byte b) { return b == std::byte{0xa5}; }));
+    reader_.Release();
+    ASSERT_EQ(Hear(), Pattern(i % 100, 7)) << i;
+    EXPECT_TRUE(reader_.references().empty());
+  }
+  EXPECT_GT(writer_.produced(), 10 * kCapacity);
+}
+
+TEST_F(ReferringRingTest, AFullRingTakesNoMoreOfThem) {
+  const Bytes inline_bytes = Pattern(kMaxRecordHead, 1);
+  const std::vector<Reference> references(kMostReferences, {.at = 1, .length = 1});
+  size_t said = 0;
+  while (Refer(inline_bytes, references) == Room::kEnough) ASSERT_LT(++said, 10u);
+  EXPECT_EQ(said, kCapacity / (2 * kWord + kMaxRecordHead + kMostReferences * sizeof(Reference)));
+  EXPECT_EQ(writer_.Consumed(), 0u);
+  RecordHead record;
+  ASSERT_EQ(reader_.Next(&record), Step::kReady);
+  reader_.Release();
+  EXPECT_EQ(writer_.Consumed(), readers_.consumed);
+  EXPECT_EQ(Refer(inline_bytes, references), Room::kEnough);
+}
+
+TEST_F(ReferringRingTest, WhatIsWrittenAfterwardsChangesNothingOfThem) {
+  ASSERT_EQ(Refer(Pattern(kMaxRecordHead, 1), {{Reference{.at = 5, .length = 6, .guard_at = 7, .guard = 8}}}),
+            Room::kEnough);
+  RecordHead record;
+  ASSERT_EQ(reader_.Next(&record), Step::kReady);
+  const uint64_t end = writer_.produced();
+  for (uint64_t at = 0; at < end; at += kWord) Write(at, ~uint64_t{0});
+  ASSERT_EQ(reader_.Next(&record), Step::kReady);
+  EXPECT_EQ(record.length, kMaxRecordHead + 6);
+  EXPECT_EQ(reader_.references()[0].at, 5u);
+  EXPECT_EQ(reader_.references()[0].guard, 8u);
+  reader_.Release();
+  EXPECT_EQ(readers_.consumed, end);
+}
+
+TEST_F(RingTest, WhoReadsNoMemoryIsReferredToNone) {
+  writer_.BeginReferring(kMaxRecordHead, {{Reference{.at = 1, .length = 1}}});
+  ASSERT_TRUE(writer_.Append(Pattern(kMaxRecordHead, 1)));
+  writer_.Publish();
+  EXPECT_EQ(FaultOfNext(), RingFault::kKind);
+}
+
+TEST_F(ReferringRingTest, AReferenceToNothing) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 1, {.at = 1, .length = 0});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, MoreThanTheRecordHas) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 2, {.at = 1, .length = 5});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, LessThanTheRecordHas) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 1, {.at = 1, .length = 7});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, LengthsThatWrap) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 2, {.at = 1, .length = (uint64_t{1} << 63) + 4});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, AnAddressThatWraps) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 1, {.at = UINT64_MAX - 6, .length = 8});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, NoReferences) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 0, {});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, MoreReferencesThanThereMayBe) {
+  WriteReferring(kMaxRecordHead + kMostReferences + 1, kMaxRecordHead, kMostReferences + 1, {.at = 1, .length = 1});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, TooLittleInTheRing) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead - 1, 1, {.at = 1, .length = 9});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, TooMuchInTheRing) {
+  WriteReferring(kMaxTxHeader + 9, kMaxTxHeader + 1, 1, {.at = 1, .length = 8});
+  EXPECT_EQ(FaultOfNext(), RingFault::kReference);
+}
+
+TEST_F(ReferringRingTest, ReferencesBeyondWhatWasProduced) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 1, {.at = 1, .length = 8});
+  writers_.produced = 2 * kWord + sizeof(Reference) + kMaxRecordHead - kWord;
+  EXPECT_EQ(FaultOfNext(), RingFault::kLength);
+}
+
+TEST_F(ReferringRingTest, NotEvenTheSecondWordWasProduced) {
+  WriteReferring(kMaxRecordHead + 8, kMaxRecordHead, 1, {.at = 1, .length = 8});
+  writers_.produced = kWord;
+  EXPECT_EQ(FaultOfNext(), RingFault::kLength);
+}
+
+TEST_F(ReferringRingTest, ARecordLongerThanRecordsAreRefersToNothing) {
+  WriteReferring(LargestRecord(kCapacity) + 1, kMaxRecordHead, 1,
+                 {.at = 1, .length = LargestRecord(kCapacity) + 1 - kMaxRecordHead});
+  EXPECT_EQ(FaultOfNext(), RingFault::kLength);
+}
+
 // --- A hostile writer ---
 
 TEST_F(RingTest, AWriterThatHasProducedMoreThanTheRingHolds) {
@@ -179,7 +336,7 @@ TEST_F(RingTest, ALengthThatWraps) {
 }
 
 TEST_F(RingTest, ARecordOfNoKindThatWeKnow) {
-  Write(0, WordOf(8, 2));
+  Write(0, WordOf(8, 3));
   writers_.produced = 2 * kWord;
   EXPECT_EQ(FaultOfNext(), RingFault::kKind);
 }
@@ -290,7 +447,8 @@ TEST_F(HalvesTest, ANeighbourThatRacesUsHarmsNothing) {
     const MutableBytes ring = own_[0].ring();
     while (!over.load(std::memory_order_relaxed)) {
       const uint64_t at = prng.Below(kCapacity / kWord) * kWord;
-      const uint64_t word = prng.OneIn(16) ? prng.Next() : WordOf(static_cast<uint32_t>(prng.Below(600)));
+      const uint64_t word =
+          prng.OneIn(16) ? prng.Next() : WordOf(static_cast<uint32_t>(prng.Below(600)), prng.OneIn(2) ? 2 : 1);
       __atomic_store_n(reinterpret_cast<uint64_t*>(&ring[at]), word, __ATOMIC_RELAXED);
       words.produced = consumed + (prng.OneIn(64) ? prng.Next() : prng.Below(kCapacity / kWord + 1) * kWord);
       words.consumed = produced - (prng.OneIn(64) ? prng.Next() : prng.Below(kCapacity / kWord + 1) * kWord);
@@ -308,6 +466,7 @@ TEST_F(HalvesTest, ANeighbourThatRacesUsHarmsNothing) {
     own.produced = own.consumed = 0;
     consumed = produced = 0;
     RingReader reader(own, peer_[0].words(), peer_[0].ring());
+    reader.TakeReferences();
     RingWriter writer(own, own_[1].ring(), peer_[0].words());
     for (int i = 0; i < 50; ++i) {
       RecordHead record;
@@ -318,6 +477,9 @@ TEST_F(HalvesTest, ANeighbourThatRacesUsHarmsNothing) {
         const MutableBytes payload = MutableBytes(into).subspan(8, record.length);
         ASSERT_TRUE(reader.Place(0, {&payload, 1}));
         ASSERT_TRUE(std::equal(record.head.begin(), record.head.end(), payload.begin())) << "as it was judged";
+        size_t size = reader.inline_size();
+        for (const Reference& each : reader.references()) size += each.length;
+        ASSERT_EQ(size, record.length);
         ASSERT_TRUE(std::all_of(into.begin(), into.begin() + 8, [&](std::byte b) { return b == kGuard; }));
         ASSERT_TRUE(std::all_of(into.end() - 8, into.end(), [&](std::byte b) { return b == kGuard; }));
         reader.Release();

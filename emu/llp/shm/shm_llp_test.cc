@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstdio>
@@ -28,9 +29,11 @@
 #include "base/epoll_loop/epoll_loop.h"
 #include "base/fork/fork.h"
 #include "base/prng.h"
+#include "base/safe_copy/safe_copy.h"
 #include "emu/llp/llp_contract.h"
 #include "emu/llp/shm/pass.h"
 #include "tests/support/fake_memory.h"
+#include "tests/support/neighbour.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -47,11 +50,13 @@ std::pair<End, End> NewEnds() {
   EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets), 0);
   ends.first.socket = sockets[0];
   ends.second.socket = sockets[1];
+  for (End* const end : {&ends.first, &ends.second}) end->own.Offer(end->socket);
   return ends;
 }
 
-std::unique_ptr<ShmLlp> Join(EpollLoop& loop, End end, PeerHalf peer, const RecordOptions& options = {}) {
-  return ShmLlp::Create(loop, std::move(end.own), std::move(peer), end.socket, options);
+std::unique_ptr<ShmLlp> Join(EpollLoop& loop, End end, PeerHalf peer, const RecordOptions& options = {},
+                             size_t least_referred = ShmLlp::kLeastReferred) {
+  return ShmLlp::Create(loop, std::move(end.own), std::move(peer), end.socket, options, least_referred);
 }
 
 void RunUntilIdle(EpollLoop& loop) {
@@ -93,15 +98,15 @@ TxResult FlushOne(Llp& llp) {
 
 class ShmPair {
  public:
-  explicit ShmPair(const RecordOptions& options = {}) {
+  explicit ShmPair(const RecordOptions& options = {}, size_t least_referred = ShmLlp::kLeastReferred) {
     auto [a, b] = NewEnds();
     PeerHalf of_a = std::move(*PeerHalf::Map(a.own.fd()));
     PeerHalf of_b = std::move(*PeerHalf::Map(b.own.fd()));
-    a_ = Join(loop_, std::move(a), std::move(of_b), options);
-    b_ = Join(loop_, std::move(b), std::move(of_a), options);
+    a_ = Join(loop_, std::move(a), std::move(of_b), options, least_referred);
+    b_ = Join(loop_, std::move(b), std::move(of_a), options, least_referred);
   }
-  Llp& a() { return *a_; }
-  Llp& b() { return *b_; }
+  ShmLlp& a() { return *a_; }
+  ShmLlp& b() { return *b_; }
   void DropA() { a_.reset(); }
   void RunLoop() { RunUntilIdle(loop_); }
   EpollLoop& loop() { return loop_; }
@@ -113,6 +118,18 @@ class ShmPair {
 };
 
 INSTANTIATE_TYPED_TEST_SUITE_P(Shm, LlpContract, ShmPair);
+
+constexpr size_t kFewReferred = 500;
+
+// Both ends read what the other one refers to, in this process.
+class ReferringPair : public ShmPair {
+ public:
+  ReferringPair() : ShmPair((LetSameUserRead(), RecordOptions()), kFewReferred) {
+    EXPECT_EQ(a().reference(), Reading::kPossible);
+    EXPECT_EQ(b().reference(), Reading::kPossible);
+  }
+};
+INSTANTIATE_TYPED_TEST_SUITE_P(ShmByReference, LlpContract, ReferringPair);
 
 // --- Who is rung for ---
 
@@ -279,13 +296,14 @@ void Dally(Prng& prng) {
 }
 
 // Two ends that are each in a thread of their own; `b` has the second one.
-void InTwoThreads(const std::function<void(EpollLoop&, Llp&)>& a, const std::function<void(EpollLoop&, Llp&)>& b) {
+void InTwoThreads(const std::function<void(EpollLoop&, Llp&)>& a, const std::function<void(EpollLoop&, Llp&)>& b,
+                  size_t least_referred = ShmLlp::kLeastReferred) {
   auto [first, second] = NewEnds();
   PeerHalf of_first = std::move(*PeerHalf::Map(first.own.fd()));
   PeerHalf of_second = std::move(*PeerHalf::Map(second.own.fd()));
-  const auto run = [](const auto& what, End end, PeerHalf peer) {
+  const auto run = [least_referred](const auto& what, End end, PeerHalf peer) {
     EpollLoop loop;
-    const auto llp = Join(loop, std::move(end), std::move(peer));
+    const auto llp = Join(loop, std::move(end), std::move(peer), {}, least_referred);
     what(loop, *llp);
   };
   std::thread other(run, b, std::move(second), std::move(of_first));
@@ -357,45 +375,250 @@ TEST(ShmLlpTest, TwoThreadsThatSleepWheneverTheyCanMissNothing) {
   }
 }
 
-// --- Two processes ---
+// A record that has left only when it was fetched: who waits for that sleeps for it as for room.
+TEST(ShmLlpTest, ReleasesThatComeAsOneFallsAsleepAreNotMissed) {
+  LetSameUserRead();
+  InTwoThreads(
+      [](EpollLoop& loop, Llp& llp) {
+        Sleeper sleeper(loop, llp);
+        Prng prng(5);
+        for (int i = 0; i < kNaps; ++i) {
+          while (!Say(llp, 3000)) {
+            Dally(prng);
+            ASSERT_TRUE(sleeper.Sleep(false, true)) << i;
+          }
+        }
+      },
+      [](EpollLoop&, Llp& llp) {
+        Prng prng(6);
+        while (HearAwake(llp)) Dally(prng);
+      },
+      kFewReferred);
+}
 
-// The other end of a connection, in a process of its own.
-class Neighbour {
- public:
-  // Does `what` there, with its end of the socket, and ends: with 0 if that says so.
-  explicit Neighbour(const std::function<bool(int socket)>& what) {
-    int sockets[2] = {-1, -1};
-    EXPECT_EQ(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, sockets), 0);
-    pid_ = fork();
-    if (pid_ == 0) {
-      close(sockets[0]);
-      _exit(what(sockets[1]) ? 0 : 1);
-    }
-    close(sockets[1]);
-    socket_ = sockets[0];
+TEST(ShmLlpTest, TwoThreadsThatReferToMemoryAndSleepWheneverTheyCanMissNothing) {
+  LetSameUserRead();
+  for (const size_t window : kWindows) {
+    const auto talk = [window](EpollLoop& loop, Llp& llp) {
+      EXPECT_EQ(Talker(loop, llp).Talk(kTalk, window), "") << window;
+    };
+    InTwoThreads(talk, talk, kFewReferred);
   }
-  ~Neighbour() {
-    if (pid_ > 0) End(SIGKILL);
-  }
-  int socket() const { return socket_; }
-  pid_t pid() const { return pid_; }
-  // How it has ended, as waitpid(2) has it; by this signal, if it is not 0.
-  int End(int signal = 0) {
-    if (signal != 0) kill(pid_, signal);
-    int status = -1;
-    waitpid(std::exchange(pid_, -1), &status, 0);
-    return status;
-  }
+}
 
- private:
-  pid_t pid_ = -1;
-  int socket_ = -1;
+// --- By reference ---
+
+class ReferenceTest : public testing::Test {
+ protected:
+  // Queues a record with all of `stag_` for a payload, and flushes.
+  TxResult Refer(uint64_t cookie = 1) {
+    const TxPart rest{.by_key = true, .key = stag_, .address = FakeMemory::Address(stag_), .length = kSize};
+    pair_.a().QueueRecord(AsBytes("head"), {&rest, 1}, cookie);
+    return pair_.a().Flush(memory_);
+  }
+  TxResult Flush() { return pair_.a().Flush(memory_); }
+  std::vector<uint64_t> Sent() {
+    std::vector<uint64_t> sent;
+    for (uint64_t cookie; pair_.a().TakeSent(&cookie);) sent.push_back(cookie);
+    return sent;
+  }
+  RxResult Fetch(MutableBytes into) {
+    RecordHead record;
+    const RxResult next = pair_.b().NextRecord(&record);
+    if (next.status != RxStatus::kReady) return next;
+    EXPECT_EQ(record.length, 4 + kSize);
+    EXPECT_EQ(record.head.size(), kMaxRecordHead);
+    return pair_.b().Place(4, {&into, 1});
+  }
+  RxResult Fetch() { return Fetch(into_); }
+
+  static constexpr uint32_t kSize = 10'000;
+
+  FakeMemory memory_;
+  const uint32_t stag_ = memory_.Add(kSize, FakeMemory::kAll, 'm');
+  std::vector<std::byte> into_ = std::vector<std::byte>(kSize);
+  ReferringPair pair_;
 };
 
+TEST_F(ReferenceTest, WhatIsReferredToIsReadWhenItIsFetched) {
+  EXPECT_EQ(Refer().status, TxStatus::kWouldBlock);
+  EXPECT_EQ(memory_.pins(), 0);
+  memory_.Bytes(stag_).back() = std::byte{'n'};
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  EXPECT_TRUE(std::ranges::equal(into_, memory_.Bytes(stag_)));
+  EXPECT_EQ(pair_.b().counters().reads, 1u);
+  EXPECT_EQ(pair_.b().counters().rx_payload_bytes, kSize);
+}
+
+TEST_F(ReferenceTest, ItHasLeftWhenItIsFetchedAndWhatIsBehindItThen) {
+  Refer(7);
+  EXPECT_TRUE(Say(pair_.a()) || !pair_.a().TxIdle());
+  pair_.a().QueueRecord(AsBytes("behind"), {}, 9);
+  EXPECT_EQ(Flush().status, TxStatus::kWouldBlock);
+  Refer(8);
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{}));
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  EXPECT_FALSE(pair_.a().TxIdle());
+  EXPECT_EQ(Flush().status, TxStatus::kWouldBlock);
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{7, 9}));
+  EXPECT_TRUE(Hear(pair_.b()));
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  EXPECT_EQ(Flush().status, TxStatus::kIdle);
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{8}));
+  EXPECT_TRUE(pair_.a().TxIdle());
+}
+
+TEST_F(ReferenceTest, WhatNobodyWantsIsNotRead) {
+  Refer();
+  EXPECT_TRUE(Hear(pair_.b()));
+  EXPECT_EQ(pair_.b().counters().reads, 0u);
+  EXPECT_EQ(Flush().status, TxStatus::kIdle);
+}
+
+TEST_F(ReferenceTest, ItHasLeftAlsoOnceSendingHasEnded) {
+  Refer();
+  pair_.a().Shutdown();
+  EXPECT_EQ(Flush().status, TxStatus::kWouldBlock);
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  EXPECT_EQ(EndOf(pair_.b()).status, RxStatus::kEof);
+  EXPECT_EQ(Flush().status, TxStatus::kIdle);
+}
+
+TEST_F(ReferenceTest, MemoryThatIsInvalidatedIsAnAccessErrorAndNotReceived) {
+  Refer(3);
+  memory_.Invalidate(stag_);
+  EXPECT_EQ(Fetch().status, RxStatus::kReset);
+  EXPECT_EQ(Fetch().status, RxStatus::kReset) << "for good";
+  EXPECT_EQ(EndOf(pair_.a()).status, RxStatus::kWouldBlock) << "who sends hears first why";
+  const TxResult result = Flush();
+  EXPECT_EQ(result.status, TxStatus::kMemoryFault);
+  EXPECT_EQ(result.memory_fault, MemoryFault::kStaleStag);
+  EXPECT_EQ(result.cookie, 3u);
+  EXPECT_EQ(EndOf(pair_.a()).status, RxStatus::kReset);
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{}));
+}
+
+TEST_F(ReferenceTest, WhoWaitsForARecordThatCannotBeFetchedIsTold) {
+  Watcher watcher;
+  pair_.a().SetWatcher(&watcher);
+  Refer();
+  pair_.a().Arm(false, true);
+  pair_.RunLoop();
+  EXPECT_EQ(watcher.calls, 0);
+  memory_.Invalidate(stag_);
+  EXPECT_EQ(Fetch().status, RxStatus::kReset);
+  pair_.RunLoop();
+  EXPECT_EQ(watcher.calls, 1);
+  pair_.a().SetWatcher(nullptr);
+}
+
+TEST_F(ReferenceTest, MemoryThatIsUnmappedIsAnAccessError) {
+  void* const gone = mmap(nullptr, kSize, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(gone, MAP_FAILED);
+  Refer(1);
+  const TxPart rest{.bytes = AsBytes(gone, kSize)};
+  pair_.a().QueueRecord(AsBytes("head"), {&rest, 1}, 2);
+  EXPECT_EQ(Flush().status, TxStatus::kWouldBlock);
+  munmap(gone, kSize);
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  EXPECT_EQ(Fetch().status, RxStatus::kReset);
+  const TxResult result = Flush();
+  EXPECT_EQ(result.status, TxStatus::kMemoryFault);
+  EXPECT_EQ(result.memory_fault, MemoryFault::kUnmapped);
+  EXPECT_EQ(result.cookie, 2u);
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{1}));
+}
+
+TEST_F(ReferenceTest, ADestinationThatIsGoneIsTheReceiversAndTheRestIsThrownAway) {
+  CatchMemoryFaults();
+  void* const gone = mmap(nullptr, kSize, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(gone, MAP_FAILED);
+  Refer();
+  EXPECT_EQ(Fetch(AsMutableBytes(gone, kSize)).status, RxStatus::kMemoryFault);
+  EXPECT_EQ(pair_.b().Place(4, {}).status, RxStatus::kReady);
+  EXPECT_EQ(Flush().status, TxStatus::kIdle);
+  munmap(gone, kSize);
+}
+
+// As when it is copied into the ring.
+TEST_F(ReferenceTest, WhatPrecedesMemoryThatIsGoneLeavesFirst) {
+  Refer(1);
+  const uint32_t other = memory_.Add(100);
+  const TxPart rest{.by_key = true, .key = other, .address = FakeMemory::Address(other), .length = 100};
+  pair_.a().QueueRecord(AsBytes("head"), {&rest, 1}, 2);
+  memory_.Invalidate(other);
+  EXPECT_EQ(Flush().status, TxStatus::kWouldBlock);
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  const TxResult result = Flush();
+  EXPECT_EQ(result.status, TxStatus::kMemoryFault);
+  EXPECT_EQ(result.cookie, 2u);
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{1}));
+}
+
+TEST_F(ReferenceTest, WhoeverAbortsTakesBackWhatItRefersTo) {
+  Refer();
+  RecordHead record;
+  ASSERT_EQ(pair_.b().NextRecord(&record).status, RxStatus::kReady);
+  pair_.a().Abort();
+  EXPECT_EQ(Fetch().status, RxStatus::kReset) << "though its head was there";
+  EXPECT_EQ(Flush().error, ECONNABORTED);
+}
+
+TEST_F(ReferenceTest, WhoeverGoesTakesBackWhatItRefersTo) {
+  Refer();
+  pair_.DropA();
+  EXPECT_EQ(Fetch().status, RxStatus::kReset);
+}
+
+TEST_F(ReferenceTest, MemoryThatIsForgottenIsNotRead) {
+  pair_.a().ForgetMemory();
+  EXPECT_EQ(Refer(1).status, TxStatus::kWouldBlock) << "there was nothing to forget";
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  Refer(2);
+  pair_.a().ForgetMemory();
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{1}));
+  EXPECT_EQ(Fetch().status, RxStatus::kReset);
+  EXPECT_EQ(Flush().status, TxStatus::kReset);
+  EXPECT_FALSE(pair_.a().TxIdle());
+}
+
+TEST_F(ReferenceTest, AReceiverThatGoesHasFetchedWhatItHas) {
+  Refer(1);
+  Refer(2);
+  EXPECT_EQ(Fetch().status, RxStatus::kReady);
+  pair_.b().Abort();
+  EXPECT_EQ(Flush().error, ECONNRESET);
+  EXPECT_EQ(Sent(), (std::vector<uint64_t>{1}));
+}
+
+TEST_F(ReferenceTest, WhoWaitsForReleasesIsRungForWhenHalfOfThemAreThere) {
+  Watcher watcher;
+  pair_.a().SetWatcher(&watcher);
+  for (uint64_t i = 0; i < 8; ++i) Refer(i);
+  pair_.a().Arm(false, true);
+  pair_.RunLoop();
+  for (int i = 0; i < 4; ++i) {
+    EXPECT_EQ(watcher.calls, 0) << "though most of the ring is free";
+    EXPECT_FALSE(pair_.loop().Turn());
+    ASSERT_EQ(Fetch().status, RxStatus::kReady);
+    pair_.RunLoop();
+  }
+  ASSERT_EQ(Fetch().status, RxStatus::kReady);
+  pair_.RunLoop();
+  EXPECT_EQ(watcher.calls, 1);
+  EXPECT_EQ(pair_.b().counters().writes, 1u);
+  Flush();
+  EXPECT_EQ(Sent().size(), 5u);
+  pair_.a().SetWatcher(nullptr);
+}
+
+// --- Two processes ---
+
 // The two ends of the socket pass each other their halves.
-std::unique_ptr<ShmLlp> Meet(EpollLoop& loop, int socket) {
+std::unique_ptr<ShmLlp> Meet(EpollLoop& loop, int socket, size_t least_referred = ShmLlp::kLeastReferred) {
   End end;
   end.socket = socket;
+  end.own.Offer(socket);
   const int fd = end.own.fd();
   if (PassDescriptors(socket, AsBytes("h"), {&fd, 1}) != 0) return nullptr;
   pollfd wait{.fd = socket, .events = POLLIN, .revents = 0};
@@ -406,12 +629,12 @@ std::unique_ptr<ShmLlp> Meet(EpollLoop& loop, int socket) {
   auto peer = PeerHalf::Map(passed);
   CloseDescriptor(passed);
   if (!peer) return nullptr;
-  return Join(loop, std::move(end), std::move(*peer));
+  return Join(loop, std::move(end), std::move(*peer), {}, least_referred);
 }
 
-bool TalkOver(int socket) {
+bool TalkOver(int socket, size_t least_referred) {
   EpollLoop loop;
-  const auto llp = Meet(loop, socket);
+  const auto llp = Meet(loop, socket, least_referred);
   if (llp == nullptr) return false;
   for (const size_t window : kWindows) {
     const std::string wrong = Talker(loop, *llp).Talk(kTalk, window);
@@ -423,8 +646,98 @@ bool TalkOver(int socket) {
 }
 
 TEST(ShmLlpTest, TwoProcessesThatSleepWheneverTheyCanMissNothing) {
-  Neighbour neighbour(TalkOver);
-  EXPECT_TRUE(TalkOver(neighbour.socket()));
+  for (const size_t least_referred : {ShmLlp::kLeastReferred, kFewReferred}) {
+    LetSameUserRead();
+    Neighbour neighbour([least_referred](int socket) { return TalkOver(socket, least_referred); });
+    EXPECT_TRUE(TalkOver(neighbour.socket(), least_referred));
+    EXPECT_EQ(neighbour.End(), 0);
+  }
+}
+
+// Waits until the other end has said whether it reads.
+Reading ReferenceOf(const ShmLlp& llp) {
+  while (llp.reference() == Reading::kUntold) std::this_thread::yield();
+  return llp.reference();
+}
+
+// Waits for a record, and where it belongs.
+RxResult AwaitAndPlace(Llp& llp, MutableBytes into) {
+  RecordHead record;
+  RxResult result;
+  while ((result = llp.NextRecord(&record)).status == RxStatus::kWouldBlock) std::this_thread::yield();
+  return result.status == RxStatus::kReady ? llp.Place(4, {&into, 1}) : result;
+}
+
+// In a neighbour: has one record in the ring whose payload is here. False: it may not be.
+bool SayByReference(EpollLoop& loop, std::unique_ptr<ShmLlp>& llp, int socket) {
+  llp = Meet(loop, socket, kFewReferred);
+  return llp != nullptr && ReferenceOf(*llp) == Reading::kPossible && !Say(*llp, 3000);
+}
+
+TEST(ShmLlpTest, APayloadOfAProcessThatWasKilledIsLost) {
+  LetSameUserRead();
+  Neighbour neighbour([](int socket) {
+    EpollLoop loop;
+    std::unique_ptr<ShmLlp> llp;
+    if (SayByReference(loop, llp, socket)) kill(getpid(), SIGKILL);
+    return false;
+  });
+  EpollLoop loop;
+  const auto llp = Meet(loop, neighbour.socket());
+  ASSERT_NE(llp, nullptr);
+  if (ReferenceOf(*llp) == Reading::kNotPermitted) GTEST_SKIP() << "the kernel lets no process read another one";
+  EXPECT_EQ(WTERMSIG(neighbour.End()), SIGKILL);
+  std::vector<std::byte> into(2996, std::byte{'-'});
+  EXPECT_EQ(AwaitAndPlace(*llp, into).status, RxStatus::kReset);
+  EXPECT_EQ(EndOf(*llp).status, RxStatus::kReset) << "for good";
+}
+
+TEST(ShmLlpTest, APayloadOfAProcessThatIsAnotherProgramNowIsLost) {
+  LetSameUserRead();
+  Neighbour neighbour([](int socket) {
+    EpollLoop loop;
+    std::unique_ptr<ShmLlp> llp;
+    if (SayByReference(loop, llp, socket)) execl("/bin/sleep", "sleep", "600", nullptr);
+    return false;
+  });
+  EpollLoop loop;
+  const auto llp = Meet(loop, neighbour.socket());
+  ASSERT_NE(llp, nullptr);
+  if (ReferenceOf(*llp) == Reading::kNotPermitted) GTEST_SKIP() << "the kernel lets no process read another one";
+  // Its socket is closed by then.
+  pollfd gone{.fd = neighbour.socket(), .events = POLLRDHUP, .revents = 0};
+  ASSERT_EQ(poll(&gone, 1, 60'000), 1);
+  std::vector<std::byte> into(2996, std::byte{'-'});
+  EXPECT_EQ(AwaitAndPlace(*llp, into).status, RxStatus::kReset);
+}
+
+// A receiver that does not go on keeps nobody from having its memory back.
+TEST(ShmLlpTest, MemoryThatAStoppedProcessHasNotFetchedIsItsOwnersAgain) {
+  LetSameUserRead();
+  Neighbour neighbour([](int socket) {
+    EpollLoop loop;
+    const auto llp = Meet(loop, socket);
+    std::vector<std::byte> into(9996);
+    return llp != nullptr && AwaitAndPlace(*llp, into).status == RxStatus::kReset;
+  });
+  EpollLoop loop;
+  const auto llp = Meet(loop, neighbour.socket(), kFewReferred);
+  ASSERT_NE(llp, nullptr);
+  if (ReferenceOf(*llp) == Reading::kNotPermitted) GTEST_SKIP() << "the kernel lets no process read another one";
+  ASSERT_EQ(kill(neighbour.pid(), SIGSTOP), 0);
+  int status = 0;
+  ASSERT_EQ(waitpid(neighbour.pid(), &status, WUNTRACED), neighbour.pid());
+  FakeMemory memory;
+  const uint32_t stag = memory.Add(9996);
+  const TxPart rest{.by_key = true, .key = stag, .address = FakeMemory::Address(stag), .length = 9996};
+  llp->QueueRecord(AsBytes("head"), {&rest, 1}, 1);
+  EXPECT_EQ(llp->Flush(memory).status, TxStatus::kWouldBlock);
+  memory.Invalidate(stag);
+  ASSERT_EQ(kill(neighbour.pid(), SIGCONT), 0);
+  TxResult result;
+  while ((result = llp->Flush(memory)).status == TxStatus::kWouldBlock) std::this_thread::yield();
+  EXPECT_EQ(result.status, TxStatus::kMemoryFault);
+  EXPECT_EQ(result.memory_fault, MemoryFault::kStaleStag);
   EXPECT_EQ(neighbour.End(), 0);
 }
 
@@ -600,6 +913,18 @@ TEST_F(HostileTest, RoomThatCannotBeEndsSending) {
 
 TEST_F(HostileTest, AnEndingThatIsNoneResets) {
   words().ending = 77;
+  EXPECT_EQ(EndOf(*llp_).status, RxStatus::kReset);
+  EXPECT_EQ(FlushOne(*llp_).error, ECONNRESET);
+}
+
+TEST_F(HostileTest, WhatItSaysOfReadingMayBeAnything) {
+  words().reading = 77;
+  EXPECT_STREQ(ToString(llp_->reference()), llp_->reference() == Reading::kNotOffered ? "not offered" : "unknown");
+  EXPECT_TRUE(Say(*llp_, 3000));
+}
+
+TEST_F(HostileTest, ARecordThatItCannotFetchThoughThereIsNone) {
+  words().ending = static_cast<uint32_t>(Ending::kUnreadable);
   EXPECT_EQ(EndOf(*llp_).status, RxStatus::kReset);
   EXPECT_EQ(FlushOne(*llp_).error, ECONNRESET);
 }

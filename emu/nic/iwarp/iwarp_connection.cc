@@ -141,8 +141,18 @@ void IwarpConnection::OnReceiveEnd(const RxResult& result) {
 // --- Sending ---
 
 void IwarpConnection::Transmit() {
+  ForgetMemoryOnceFinished();
   pump_.Transmit();
   NoteSending();
+}
+
+void IwarpConnection::ForgetMemoryOnceFinished() {
+  if (transport_->Finished()) llp_->ForgetMemory();
+}
+
+void IwarpConnection::TakeCompletions() {
+  ForgetMemoryOnceFinished();
+  pump_.TakeCompletions();
 }
 
 void IwarpConnection::FlushRecords() {
@@ -171,7 +181,7 @@ void IwarpConnection::FailLocally(const char* why) {
   fault_ = TransportFault{.description = why};
   qp_.Apply(QpEvent::kLocalFault);
   transport_->Flush();
-  pump_.TakeCompletions();
+  TakeCompletions();
 }
 
 void IwarpConnection::TakeFault(Instant now) {
@@ -187,7 +197,7 @@ void IwarpConnection::TakeFault(Instant now) {
 void IwarpConnection::CheckEnd(Instant now) {
   // The state changes before a completion shows why, as programs that see one ask for the other.
   TakeFault(now);
-  pump_.TakeCompletions();
+  TakeCompletions();
   if (transport_->Receiving()) {
     if (qp_.doom_ != nullptr) {
       FailLocally(qp_.doom_);
@@ -215,7 +225,7 @@ void IwarpConnection::BeginDisconnect(Instant now) {
 
 void IwarpConnection::Finish(Instant now) {
   SettleForTheEnd();
-  pump_.TakeCompletions();
+  TakeCompletions();
   qp_.FlushQueues();
   const CloseReason reason = reason_.value_or(CloseReason::kLocalClose);
   Trace(nic_.trace(), now, name_, "connection.ended",
@@ -262,7 +272,7 @@ void IwarpConnection::Abort() {
     STAGECOACH_MARK("nic.connection_aborted_under_its_qp");
     if (!reason_) reason_ = CloseReason::kLocalClose;
     transport_->OnLost(/*orderly=*/false);
-    pump_.TakeCompletions();
+    TakeCompletions();
     qp_.close_to_tell_ = CloseNotice{*reason_, stream_error_, fault_};
   }
   Close(/*abort=*/true);

@@ -64,6 +64,9 @@ class IwarpConnection final : public QpConnection {
   void FailLocally(const char* why);
   void TakeFault(Instant now);  // of the engine, and acts on it
   void CheckEnd(Instant now);
+  // Work that is given back takes its memory along.
+  void ForgetMemoryOnceFinished();
+  void TakeCompletions();
   void OnTime(Instant now);
   void BeginDisconnect(Instant now);
   void Finish(Instant now);
