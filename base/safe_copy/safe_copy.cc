@@ -204,14 +204,16 @@ bool IsReadable(ConstBytes bytes) {
 
 bool IsWritable(MutableBytes bytes) {
   if (bytes.empty()) return true;
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto first = reinterpret_cast<uintptr_t>(bytes.data()) & ~(page - 1);
-  const auto last = reinterpret_cast<uintptr_t>(&bytes.back()) & ~(page - 1);
-  for (uintptr_t at = first;; at += page) {
-    // Adds nothing, but as one who writes.
-    if (!SafeFetchAdd(reinterpret_cast<std::byte*>(at), 0)) return false;
-    if (at == last) return true;
-  }
+  return Guarded(RangeOf(bytes), {}, [&] {
+    const volatile unsigned char nothing = 0;  // as compilers make a mere load of the addition of a constant 0
+    const auto add_nothing = [&nothing](std::byte* at) {
+      Look(at);
+      __atomic_fetch_add(reinterpret_cast<unsigned char*>(at), nothing, __ATOMIC_RELAXED);
+    };
+    const auto page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    for (size_t at = 0; at < bytes.size(); at += page) add_nothing(&bytes[at]);
+    add_nothing(&bytes.back());
+  });
 }
 
 bool SafeStoreRelease(std::byte* to, ConstBytes word) {

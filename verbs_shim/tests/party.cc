@@ -103,8 +103,7 @@ void Conversation::OnCompletion(const ibv_wc& completion) {
 
 // --- All of a program ---
 
-Party::Party(Options options)
-    : options_(std::move(options)), channel_(std::move(CreateEventChannel().value())) {
+Party::Party(Options options) : options_(std::move(options)), channel_(std::move(CreateEventChannel().value())) {
   SetNonBlocking(channel_->fd);
 }
 
@@ -193,8 +192,8 @@ void Party::HangUp(Conversation& conversation) {
 }
 
 Conversation& Party::Of(const rdma_cm_id* id) {
-  const auto found =
-      std::find_if(conversations_.begin(), conversations_.end(), [id](const Conversation& each) { return each.id() == id; });
+  const auto found = std::find_if(conversations_.begin(), conversations_.end(),
+                                  [id](const Conversation& each) { return each.id() == id; });
   STAGECOACH_CHECK(found != conversations_.end());
   return *found;
 }

@@ -94,7 +94,7 @@ class Party {
  public:
   struct Options {
     bool accepts = true;
-    size_t most = SIZE_MAX;                 // messages of each conversation
+    size_t most = SIZE_MAX;                  // messages of each conversation
     std::function<void()> before_connect{};  // may be empty
   };
 

@@ -237,8 +237,8 @@ void PartyTest::ExpectEnded(Conversation& conversation) {
   // A QP that was never connected keeps its Receives.
   ASSERT_TRUE(party_->Until([&] {
     return conversation.end() && (conversation.outstanding() == 0 || !conversation.is_established());
-  })) << conversation.outstanding() << " outstanding, "
-      << (conversation.end() ? "ended" : "not ended");
+  })) << conversation.outstanding()
+      << " outstanding, " << (conversation.end() ? "ended" : "not ended");
   for (size_t i = 0; i < conversation.failures().size(); ++i) {
     const ibv_wc_status status = conversation.failures()[i];
     EXPECT_TRUE(status == IBV_WC_WR_FLUSH_ERR || (status == IBV_WC_RETRY_EXC_ERR && i == 0 && !is_iwarp))
@@ -274,7 +274,9 @@ void PartyTest::ExpectGood() {
   const auto is_good = [](const Conversation& each) { return each.end() && each.received() > kMuch / 2; };
   // What is left of others may come after it.
   auto good = all.end();
-  ASSERT_TRUE(party_->Until([&] { return (good = std::find_if(std::next(all.begin(), static_cast<long>(known)), all.end(), is_good)) != all.end(); }));
+  ASSERT_TRUE(party_->Until([&] {
+    return (good = std::find_if(std::next(all.begin(), static_cast<long>(known)), all.end(), is_good)) != all.end();
+  }));
   ASSERT_NO_FATAL_FAILURE(ExpectDisconnected(*good));
   EXPECT_EQ(process_->Wait(), 0);
 }

@@ -30,11 +30,11 @@ std::string NameOf(Who who);
 
 // How far a peer comes before it tells so. Then it goes on until it is killed, or its test is gone.
 struct Course {
-  // "listening"; "resolved", and it does not connect; "asked", and a listener does not accept; "met"; "quiet"; "finished",
-  // and it has hung up and ends.
+  // "listening"; "resolved", and it does not connect; "asked", and a listener does not accept; "met"; "quiet";
+  // "finished", and it has hung up and ends.
   std::string point;
   size_t messages = SIZE_MAX;
-  int life = 0;        // in microseconds; 0: it has no end of its own
+  int life = 0;          // in microseconds; 0: it has no end of its own
   int descriptors = -1;  // that it has left when it connects, or listens; -1: as many as usual
 };
 // How a peer has ended that has come no further.
