@@ -197,6 +197,10 @@ void IbConnection::Discard(bool abort) {
 // --- Turns ---
 
 bool IbConnection::Serve(uint32_t requests) {
+  // As most polls end.
+  const bool polls = requests == QueuePair::kPoll && phase_ == Phase::kOpen && carrier_ != nullptr &&
+                     injections_ == nullptr && transport_.Receiving();
+  if (polls && pump_.FindsNothing()) return false;
   const Instant now = Now();
   transport_.BeginTurn(now);
   pump_.BeginTurn();

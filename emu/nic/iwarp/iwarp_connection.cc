@@ -63,6 +63,9 @@ IwarpConnection::IwarpConnection(QueuePair& qp, ConnectionSetup setup)
 IwarpConnection::~IwarpConnection() = default;
 
 bool IwarpConnection::Serve(uint32_t requests) {
+  // As most polls end.
+  const bool polls = requests == QueuePair::kPoll && phase_ == Phase::kOpen && !rx_ended_ && transport_->Receiving();
+  if (polls && pump_.FindsNothing()) return false;
   const Instant now = nic_.fabric().Now();
   transport_->BeginTurn(now);
   pump_.BeginTurn();

@@ -508,6 +508,43 @@ TEST_F(ConnectionTest, PollersDoNotKeepAPosterOrTheLoopInTheConnection) {
   ASSERT_TRUE(RunUntil([&] { return a_.Completed(1) && b_.Completed(1); }));
 }
 
+// Counts how often it was asked for the record in front, and how often there was one.
+class LlpThatCounts final : public LlpOver {
+ public:
+  explicit LlpThatCounts(std::unique_ptr<Llp> below) : LlpOver(std::move(below)) {}
+  RxResult NextRecord(RecordHead* record) override {
+    ++asked;
+    const RxResult next = LlpOver::NextRecord(record);
+    there += next.status == RxStatus::kReady;
+    return next;
+  }
+  uint64_t asked = 0;
+  uint64_t there = 0;
+};
+
+TEST_F(ConnectionTest, APollAsksForARecordOnceWhetherThereIsOneOrNot) {
+  constexpr uint64_t kMessages = 5;
+  auto [client, server] = pair_.Streams();
+  LlpThatCounts& llp = AttachOver<LlpThatCounts>(b_, std::move(server), /*initiator=*/false);
+  Attach(a_, std::move(client), /*initiator=*/true);
+  TestBuffer source = a_.Register(100);
+  TestBuffer sink = b_.Register(100);
+  for (uint64_t i = 0; i < kMessages; ++i) {
+    ASSERT_EQ(b_.Receive(i, {sink.All()}), 0);
+    ASSERT_EQ(a_.Send(i, {source.All()}), 0);
+    ASSERT_TRUE(RunUntil([&] {
+      b_.qp->Drive();
+      return b_.Completed(i + 1);
+    }));
+  }
+  EXPECT_GT(b_.qp->counters().pumps_by_poller, 0u);
+  EXPECT_EQ(llp.there, b_.qp->counters().llp.rx_records);
+
+  const uint64_t asked = llp.asked;
+  EXPECT_FALSE(b_.qp->Drive());
+  EXPECT_EQ(llp.asked, asked + 1);
+}
+
 TEST_F(ConnectionTest, NoReceivePostedEndsTheStream) {
   Join();
   TestBuffer local = a_.Register(100);

@@ -46,11 +46,24 @@ class RecordPump {
   void Use(Llp* llp) {
     llp_ = llp;
     have_record_ = false;
+    found_.reset();
     place_late_.reset();
     write_is_late_.reset();
     if (late_) late_->Forget();
     tx_failed_ = tx_blocked_ = false;
     tx_error_ = 0;
+  }
+
+  // Before a turn that a poller alone has asked for: it need not begin. Nothing has come, nothing has been posted, and
+  // the turn before, which did all that it could, waits for nothing else. What was found is kept for Receive(), to
+  // which the turn must come.
+  bool FindsNothing() {
+    if (have_record_ || tx_failed_ || qp_.Unfinished() || qp_.sends_.HasUnsubmitted() || !llp_->TxIdle()) return false;
+    const RxResult next = llp_->NextRecord(&record_);
+    const Llp::Hold hold = llp_->hold();
+    if (next.status == RxStatus::kWouldBlock && !hold.receiving && !hold.more && !hold.until) return true;
+    found_ = next;
+    return false;
   }
 
   void BeginTurn() { moved_ = more_ = false; }
@@ -85,7 +98,8 @@ class RecordPump {
       TakeSendCompletions();
       bool any = qp_.SubmitPosted(transport_);
       if (!tx_failed_ && transport_.FillTx(*llp_, nic_.profile().transmit_budget_records)) any = true;
-      Flush();
+      // What left made room for more.
+      if (Flush()) any = true;
       // A fenced local operation may have waited for just these.
       if (TakeSendCompletions() && qp_.sends_.HasUnsubmitted()) any = true;
       if (!any || tx_blocked_ || tx_failed_) return;
@@ -94,18 +108,17 @@ class RecordPump {
     more_ = true;
   }
 
-  void Flush() {
+  // True if records have left.
+  bool Flush() {
     if (llp_->TxIdle() || tx_failed_) {
       tx_blocked_ = false;
-      return;
+      return false;
     }
     const TxResult result = llp_->Flush(memory_);
     tx_blocked_ = result.status == TxStatus::kWouldBlock;
-    uint64_t cookie = 0;
-    while (llp_->TakeSent(&cookie)) {
-      moved_ = true;
-      transport_.OnSent(cookie);
-    }
+    bool any = false;
+    for (uint64_t cookie = 0; llp_->TakeSent(&cookie); any = true) transport_.OnSent(cookie);
+    moved_ = moved_ || any;
     flushed_any_ = true;
     if (result.status == TxStatus::kReset) {
       FailTx(result.error);
@@ -113,6 +126,7 @@ class RecordPump {
       FailTx(0);
       transport_.OnTxMemoryFault(result.cookie, result.memory_fault);
     }
+    return any;
   }
 
   // Nothing can be written any more.
@@ -175,14 +189,14 @@ class RecordPump {
   // One record, or a part of it.
   Step ReceiveRecord(Instant now, size_t* budget_bytes) {
     if (!have_record_) {
-      RecordHead record;
-      const RxResult next = llp_->NextRecord(&record);
+      const RxResult next = found_ ? *found_ : llp_->NextRecord(&record_);
+      found_.reset();
       if (next.status != RxStatus::kReady) return Stopped(next);
-      const std::optional<size_t> head_size = transport_.OnRecord(record, now);
+      const std::optional<size_t> head_size = transport_.OnRecord(record_, now);
       if (!head_size) return {};
       have_record_ = true;
       head_size_ = *head_size;
-      record_length_ = record.length;
+      record_length_ = record_.length;
     }
     const std::optional<std::span<const MutableBytes>> destination = transport_.PinDestination();
     if (!destination) return {};
@@ -259,7 +273,9 @@ class RecordPump {
   const std::string& name_;
   Llp* llp_ = nullptr;
 
-  bool have_record_ = false;  // its head has been judged, its payload is being placed
+  RecordHead record_;              // in front of the record layer
+  std::optional<RxResult> found_;  // what the layer said when it was asked for that before the turn
+  bool have_record_ = false;       // its head has been judged, its payload is being placed
   size_t head_size_ = 0;
   size_t record_length_ = 0;
   MutableBytes last_word_;  // where it goes
