@@ -230,11 +230,13 @@ int PollCq(ibv_cq* cq, int entries, ibv_wc* completions) {
     if (IsInherited(cq->context)) return -ENODEV;
     const NoCancellation no_cancellation;
     emu::CompletionQueue& queue = *ToShim(cq)->queue;
-    std::array<emu::WorkCompletion, kPollBatch> batch;
+    // Not initialised, which would take as long as all else that a poll does which finds nothing.
+    alignas(emu::WorkCompletion) std::array<std::byte, kPollBatch * sizeof(emu::WorkCompletion)> memory;
+    auto* const batch = reinterpret_cast<emu::WorkCompletion*>(memory.data());
     int taken = 0;
     while (taken < entries) {
       const size_t wanted = static_cast<size_t>(std::min(entries - taken, kPollBatch));
-      const size_t got = queue.Poll({batch.data(), wanted});
+      const size_t got = queue.Poll({batch, wanted});
       for (size_t i = 0; i < got; ++i) completions[taken++] = ToIbv(batch[i]);
       if (got < wanted) break;
     }
