@@ -19,6 +19,7 @@
 #include "base/time.h"
 #include "emu/engine/memory_port.h"
 #include "emu/engine/record.h"
+#include "emu/llp/arrival_mark.h"
 #include "emu/llp/carriage.h"
 #include "emu/llp/readiness.h"
 
@@ -117,6 +118,8 @@ class Llp : public RecordSink {
   // A descriptor that is readable when there may be something to receive, for a zero-timeout epoll over many layers, or
   // -1 where there is none.
   virtual int PollDescriptor() const = 0;
+  // What tells the same where there is no descriptor; null: nothing does.
+  virtual const ArrivalMark* arrival_mark() const { return nullptr; }
 
   // --- Ending ---
 

@@ -34,6 +34,7 @@ class LlpOver : public Llp {
   void Arm(bool readable, bool writable) override { below_->Arm(readable, writable); }
   void SetWatcher(ReadyWatcher* watcher) override { below_->SetWatcher(watcher); }
   int PollDescriptor() const override { return below_->PollDescriptor(); }
+  const ArrivalMark* arrival_mark() const override { return below_->arrival_mark(); }
   void Shutdown() override { below_->Shutdown(); }
   void Abort() override { below_->Abort(); }
   Hold hold() const override { return below_->hold(); }

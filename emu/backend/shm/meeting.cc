@@ -152,13 +152,13 @@ std::optional<ShmObstacle> WhyNotShm() {
 
 // --- The caller ---
 
-Result<std::unique_ptr<Meeting>, ShmObstacle> Meeting::Call(int stream_socket, ShmUsers users) {
+Result<std::unique_ptr<Meeting>, ShmObstacle> Meeting::Call(int stream_socket, const MeetingOptions& options) {
   const IpEndpoint called = SocketEndpoint(stream_socket, true);
   if (called.family == IpEndpoint::Family::kNone || !IsOfThisHost(called)) return Err(ShmObstacle::kOtherHost);
-  const auto socket = Connect(called, users);
+  const auto socket = Connect(called, options.users);
   if (!socket) return Err(socket.error());
   Undoing closed([fd = *socket] { CloseDescriptor(fd); });
-  auto own = OwnHalf::Create();
+  auto own = OwnHalf::Create(options.capacity);
   if (!own) return Err(ObstacleOf(own.error().error));
   own->Offer(*socket);
   auto meeting = std::unique_ptr<Meeting>(new Meeting(std::move(*own), -1));
@@ -285,28 +285,29 @@ std::optional<MeetingPoint::Caller> MeetingPoint::Find(const std::optional<Socke
   }
 }
 
-Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Take(int stream_socket, ShmUsers users) {
+Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Take(int stream_socket, const MeetingOptions& options) {
   std::lock_guard lock(mutex_);
   if (socket_ < 0) return Err(obstacle_);
   const auto owner = OwnerOfOtherEnd(stream_socket);
-  if (owner && !IsWelcome(owner->user, users)) return Err(ShmObstacle::kOtherUser);
+  if (owner && !IsWelcome(owner->user, options.users)) return Err(ShmObstacle::kOtherUser);
   const std::optional<Caller> caller = Find(owner);
   if (!caller) {
     if (!IsOfThisHost(SocketEndpoint(stream_socket, true))) return Err(ShmObstacle::kOtherHost);
     return Err(OrNoDescriptor(ShmObstacle::kNotAsked));
   }
   Undoing dismissed([&caller] { Dismiss(*caller); });
-  auto meeting = Answer(*caller, stream_socket);
+  auto meeting = Answer(*caller, stream_socket, options.capacity);
   if (meeting) dismissed.Done();
   return meeting;
 }
 
-Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Answer(const Caller& caller, int stream_socket) {
+Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Answer(const Caller& caller, int stream_socket,
+                                                                   size_t capacity) {
   auto peer = PeerHalf::Map(caller.half);
   if (!peer) {
     return Err(peer.error().fault == HalfFault::kSystem ? ObstacleOf(peer.error().error) : ShmObstacle::kUnfitOffer);
   }
-  auto own = OwnHalf::Create();
+  auto own = OwnHalf::Create(capacity);
   if (!own) return Err(ObstacleOf(own.error().error));
   own->Offer(caller.socket);
   // Once it is said that we have met, nothing may be missing.

@@ -22,6 +22,7 @@
 // Decision 0071. Sockets are those of TCP, of this process, and stay their owners'.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -41,6 +42,11 @@ namespace stagecoach::emu {
 // Whom an end shares memory with: processes of any user, or of its own effective user alone.
 enum class ShmUsers : uint8_t { kAny, kSame };
 
+struct MeetingOptions {
+  ShmUsers users = ShmUsers::kAny;
+  size_t capacity = OwnHalf::kUsualCapacity;  // of the half that is this end's
+};
+
 // Whether this process can share memory at all. Tries it; nothing is left of that.
 std::optional<ShmObstacle> WhyNotShm();
 
@@ -48,7 +54,7 @@ std::optional<ShmObstacle> WhyNotShm();
 class Meeting {
  public:
   // As the caller: says hello to who listens where this socket leads.
-  static Result<std::unique_ptr<Meeting>, ShmObstacle> Call(int stream_socket, ShmUsers users = ShmUsers::kAny);
+  static Result<std::unique_ptr<Meeting>, ShmObstacle> Call(int stream_socket, const MeetingOptions& options = {});
   ~Meeting();
   Meeting(const Meeting&) = delete;
   Meeting& operator=(const Meeting&) = delete;
@@ -92,7 +98,7 @@ class MeetingPoint {
   void Open(const IpEndpoint& local);
   // When the first bytes have come from an accepted stream, and before anything is written to it: meets who has its
   // other end.
-  Result<std::unique_ptr<Meeting>, ShmObstacle> Take(int stream_socket, ShmUsers users = ShmUsers::kAny);
+  Result<std::unique_ptr<Meeting>, ShmObstacle> Take(int stream_socket, const MeetingOptions& options = {});
 
  private:
   // Who has connected; its hello, when it has come.
@@ -108,7 +114,7 @@ class MeetingPoint {
   static bool HasCome(Caller& caller);
   static void Dismiss(const Caller& caller);
   // Where it is not answered, its descriptors stay the caller's.
-  static Result<std::unique_ptr<Meeting>, ShmObstacle> Answer(const Caller& caller, int stream_socket);
+  static Result<std::unique_ptr<Meeting>, ShmObstacle> Answer(const Caller& caller, int stream_socket, size_t capacity);
 
   std::mutex mutex_;
   int socket_ = -1;                                // guarded by mutex_, as what follows

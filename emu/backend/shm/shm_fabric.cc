@@ -24,15 +24,10 @@ MeetingResult OrNoMemory(Attempt attempt) try {
   return Err(ShmObstacle::kNoMemory);
 }
 
-// Keeps the stream, of which nobody hears any more.
-class KeepingStream final : public LlpOver {
- public:
-  KeepingStream(std::unique_ptr<Llp> records, std::unique_ptr<Stream> stream)
-      : LlpOver(std::move(records)), stream_(std::move(stream)) {}
-
- private:
-  const std::unique_ptr<Stream> stream_;
-};
+// A process with many connections has smaller rings for those that come later, as few of them are busy at a time. Each
+// takes the largest record of an InfiniBand device.
+constexpr size_t kManyConnections = 128;
+constexpr size_t kSmallCapacity = size_t{64} * 1024;
 
 class MeetingListener final : public Listener {
  public:
@@ -57,6 +52,27 @@ std::string_view ToString(BackendChoice choice) {
       return "tcp";
   }
   return "?";
+}
+
+// Keeps the stream, of which nobody hears any more.
+class ShmFabric::KeepingStream final : public LlpOver {
+ public:
+  KeepingStream(ShmFabric& fabric, std::unique_ptr<Llp> records, std::unique_ptr<Stream> stream)
+      : LlpOver(std::move(records)), fabric_(fabric), stream_(std::move(stream)) {
+    fabric_.sharing_.fetch_add(1, std::memory_order_relaxed);
+  }
+  ~KeepingStream() override { fabric_.sharing_.fetch_sub(1, std::memory_order_relaxed); }
+  KeepingStream(const KeepingStream&) = delete;
+  KeepingStream& operator=(const KeepingStream&) = delete;
+
+ private:
+  ShmFabric& fabric_;
+  const std::unique_ptr<Stream> stream_;
+};
+
+MeetingOptions ShmFabric::OptionsNow() const {
+  const bool has_many = sharing_.load(std::memory_order_relaxed) >= kManyConnections;
+  return {.users = options_.users, .capacity = has_many ? kSmallCapacity : OwnHalf::kUsualCapacity};
 }
 
 // A stream over one of TCP whose ends meet when its first bytes have come.
@@ -103,7 +119,8 @@ class ShmFabric::MeetingStream final : public Stream {
   bool Meet() {
     if (point_) {
       const auto point = point_->lock();
-      if (point != nullptr) meeting_ = OrNoMemory([&] { return point->Take(inner_->PollDescriptor(), Users()); });
+      if (point != nullptr)
+        meeting_ = OrNoMemory([&] { return point->Take(inner_->PollDescriptor(), fabric_.OptionsNow()); });
     } else if (meeting_) {
       const Meeting::Answer answer = (*meeting_)->Hear(inner_->PollDescriptor());
       // The other end goes by shared memory, and this one cannot.
@@ -116,8 +133,6 @@ class ShmFabric::MeetingStream final : public Stream {
     fabric_.Refuse(*inner_, meeting_.error());
     return false;
   }
-
-  ShmUsers Users() const { return fabric_.options_.users; }
 
   const ShmFabric& fabric_;
   std::unique_ptr<Stream> inner_;
@@ -153,7 +168,7 @@ std::unique_ptr<ConnectAttempt> ShmFabric::ConnectWith(const StreamOptions& opti
   using StreamResult = Result<std::unique_ptr<Stream>, FabricError>;
   return beneath().ConnectWith(options, local, remote, [this, on_done = std::move(on_done)](StreamResult result) {
     if (result) {
-      auto meeting = OrNoMemory([&] { return Meeting::Call((*result)->PollDescriptor(), options_.users); });
+      auto meeting = OrNoMemory([&] { return Meeting::Call((*result)->PollDescriptor(), OptionsNow()); });
       if (meeting || options_.backend != BackendChoice::kShm) {
         *result =
             Insist([&] { return std::make_unique<MeetingStream>(*this, std::move(*result), std::move(meeting)); });
@@ -199,7 +214,7 @@ std::unique_ptr<Llp> ShmFabric::RecordsOver(std::unique_ptr<Stream> stream, cons
     Refuse(*inner, meeting.error());
   } else if (auto records = (*meeting)->Join(tcp_.epoll_loop(), options)) {
     Tell(*inner, records->carriage());
-    return Insist([&] { return std::make_unique<KeepingStream>(std::move(records), std::move(inner)); });
+    return Insist([&] { return std::make_unique<KeepingStream>(*this, std::move(records), std::move(inner)); });
   } else {
     Refuse(*inner, ObstacleOf(errno));
   }

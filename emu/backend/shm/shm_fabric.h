@@ -6,6 +6,8 @@
 // the ends find each other is in meeting.h.
 #pragma once
 
+#include <atomic>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string_view>
@@ -51,6 +53,10 @@ class ShmFabric final : public FabricOver {
 
  private:
   class MeetingStream;
+  class KeepingStream;
+
+  // For a connection that is to begin.
+  MeetingOptions OptionsNow() const;
 
   std::unique_ptr<Llp> OverStream(std::unique_ptr<Stream> stream, const RecordOptions& options, ShmObstacle obstacle);
   // That the connection goes so.
@@ -60,6 +66,7 @@ class ShmFabric final : public FabricOver {
 
   TcpFabric& tcp_;
   const Options options_;
+  std::atomic<size_t> sharing_{0};  // connections
 };
 
 }  // namespace stagecoach::emu

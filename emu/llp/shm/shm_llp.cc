@@ -76,8 +76,15 @@ std::optional<RxResult> ShmLlp::RxEnd() const {
   return RxResult{.status = RxStatus::kReset, .error = ECONNRESET};
 }
 
+bool ShmLlp::HasArrived() const {
+  if (end_is_told_.load(std::memory_order_relaxed)) return false;
+  const uint64_t consumed = own_.words().consumed.load(std::memory_order_relaxed);
+  return peer_.words().produced.load(std::memory_order_relaxed) != consumed || RxEnd().has_value();
+}
+
 RxResult ShmLlp::EndReceiving(const RxResult& result) {
   rx_end_ = result;
+  end_is_told_.store(true, std::memory_order_relaxed);
   return result;
 }
 

@@ -21,6 +21,7 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -37,7 +38,7 @@
 
 namespace stagecoach::emu {
 
-class ShmLlp final : public Llp {
+class ShmLlp final : public Llp, private ArrivalMark {
  public:
   // `own` has been passed to the other end, and `peer` is what that has passed. `socket` joins the two (bell.h), and
   // belongs to the layer, also where there is none: null, with errno set, when the loop cannot watch it. `loop`
@@ -74,6 +75,7 @@ class ShmLlp final : public Llp {
   void SetWatcher(ReadyWatcher* watcher) override { bell_->SetWatcher(watcher); }
   // None is needed: to look at a ring costs less than to ask the system about many.
   int PollDescriptor() const override { return -1; }
+  const ArrivalMark* arrival_mark() const override { return this; }
   void Shutdown() override;
   void Abort() override;
   // Whether what we send may stay where it is. Changes once at the most, from kUntold, when the other end joins.
@@ -102,6 +104,7 @@ class ShmLlp final : public Llp {
   ShmLlp(OwnHalf own, PeerHalf peer, std::shared_ptr<Bell> bell, const PeerMemory& peer_memory,
          const RecordOptions& options, size_t least_referred);
 
+  bool HasArrived() const override;
   // How receiving ends behind what there is, and why nothing can be sent, or what was sent is not fetched any more;
   // nothing while neither is so.
   std::optional<RxResult> RxEnd() const;
@@ -136,7 +139,8 @@ class ShmLlp final : public Llp {
   const uint32_t generation_;  // base/fork
   RingWriter writer_;
   RingReader reader_;
-  std::optional<RxResult> rx_end_;  // for later calls, as the next one
+  std::atomic<bool> end_is_told_{false};  // rx_end_ is there
+  std::optional<RxResult> rx_end_;        // for later calls, as the next one
   std::optional<TxResult> tx_end_;
   // First those in the ring that wait for the other end, the first of which is referred, then those to be written.
   Ring<TxRecord> records_;

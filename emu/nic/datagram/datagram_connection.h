@@ -51,6 +51,7 @@ class DatagramConnection final : public QpConnection {
   bool SendsInProgress() const override { return false; }
   Llp::Counters llp_counters() const override { return {}; }
   int PollDescriptor() const override { return -1; }
+  const ArrivalMark* arrival_mark() const override { return nullptr; }
 
   DatagramFate TakeDatagram(const RocePath& from, const wire::IbHeader& header, ConstBytes payload) override;
 

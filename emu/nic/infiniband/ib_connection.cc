@@ -103,6 +103,10 @@ int IbConnection::PollDescriptor() const {
   return carrier_ != nullptr ? (*carrier_)->PollDescriptor() : PolledConnection::kNoLlp;
 }
 
+const ArrivalMark* IbConnection::arrival_mark() const {
+  return carrier_ != nullptr ? (*carrier_)->arrival_mark() : nullptr;
+}
+
 void IbConnection::OnModified(QpState to, const QpAttributes& attributes) {
   if (phase_ != Phase::kOpen) return;
   transport_.BeginTurn(Now());

@@ -65,6 +65,7 @@ class IbConnection final : public QpConnection {
   bool SendsInProgress() const override { return transport_.SendsInProgress(); }
   Llp::Counters llp_counters() const override;
   int PollDescriptor() const override;
+  const ArrivalMark* arrival_mark() const override;
 
   void OnModified(QpState to, const QpAttributes& attributes) override;
   void OnPath(const RocePath& path) override;

@@ -40,6 +40,7 @@ class IwarpConnection final : public QpConnection {
   bool IsClosed() const override { return phase_ == Phase::kClosed; }
   Llp::Counters llp_counters() const override { return llp_->counters(); }
   int PollDescriptor() const override { return llp_->PollDescriptor(); }
+  const ArrivalMark* arrival_mark() const override { return llp_->arrival_mark(); }
   // Both ends speak RFC 7306.
   bool extensions() const { return transport_->options().extensions == wire::RdmapExtensions::kRfc7306; }
 

@@ -29,6 +29,8 @@ constexpr size_t kCrowd = 8;
 constexpr size_t kActiveOfACrowd = 4;
 // ... and the poll set is asked about as often as they are.
 constexpr uint32_t kPollsPerWatchOfACrowd = 2;
+// Of connections without a descriptor so many marks are looked at instead, in turns. A look costs a few nanoseconds.
+constexpr size_t kMarksPerWatch = 128;
 constexpr size_t kSmallestRing = 16;
 
 }  // namespace
@@ -129,9 +131,10 @@ void CompletionQueue::DriveActive() {
 
 bool CompletionQueue::Watch(Member& member) {
   const int fd = member.connection->PollDescriptor();
-  if (fd < 0 && fd != PolledConnection::kNoLlp) return false;
-  if (poll_set_ < 0) poll_set_ = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
-  if (poll_set_ < 0) return false;
+  const ArrivalMark* const mark = fd == -1 ? member.connection->arrival_mark() : nullptr;
+  if (fd == -1 && mark == nullptr) return false;
+  if (fd >= 0 && poll_set_ < 0) poll_set_ = KeepFromChildren(epoll_create1(EPOLL_CLOEXEC));
+  if (fd >= 0 && poll_set_ < 0) return false;
   // Before it is asked whether it is unfinished: see watchers().
   member.connection->watchers().fetch_add(1, std::memory_order_seq_cst);
   epoll_event event{};
@@ -143,12 +146,27 @@ bool CompletionQueue::Watch(Member& member) {
     return false;
   }
   if (fd >= 0) member.descriptor = fd;
+  member.mark = mark;
+  if (mark != nullptr) {
+    member.mark_at = marked_.size();
+    marked_.push_back(&member);
+  }
   member.is_active = false;
   return true;
 }
 
+void CompletionQueue::Unmark(Member& member) {
+  if (std::exchange(member.mark, nullptr) == nullptr) return;
+  // The last one takes its place: their order is of no matter.
+  Member*& place = marked_[member.mark_at];
+  place = marked_.back();
+  place->mark_at = member.mark_at;
+  marked_.pop_back();
+}
+
 void CompletionQueue::Activate(Member& member) {
   if (member.is_active) return;
+  Unmark(member);
   member.is_active = true;
   member.idle_polls = 0;
   member.connection->watchers().fetch_sub(1, std::memory_order_seq_cst);
@@ -186,10 +204,26 @@ void CompletionQueue::DriveWatched() {
   if (active_.size() == members_.size() || polls_until_watch_-- > 0) return;
   polls_until_watch_ = (IsCrowded() ? kPollsPerWatchOfACrowd : kPollsPerWatch) - 1;
   std::array<epoll_event, 32> events;
+  DriveMarked();
+  if (poll_set_ < 0) return;
   const int count = epoll_wait(poll_set_, events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < count; ++i) {
     // Detach takes connections out under drive_mutex_, so what is in the set is alive.
     Activate(*static_cast<Member*>(events[static_cast<size_t>(i)].data.ptr));
+  }
+}
+
+void CompletionQueue::DriveMarked() {
+  for (size_t looks = std::min(marked_.size(), kMarksPerWatch); looks > 0; --looks) {
+    if (next_marked_ >= marked_.size()) next_marked_ = 0;
+    Member& member = *marked_[next_marked_];
+    if (!member.mark->HasArrived()) {
+      ++next_marked_;
+    } else {
+      // Another one takes its place.
+      Activate(member);
+      if (marked_.empty()) return;
+    }
   }
 }
 
@@ -312,6 +346,7 @@ void CompletionQueue::Attach(PolledConnection* connection) {
   Insist([&] {
     const size_t count = members_.size() + 1;
     if (active_.capacity() < count) active_.reserve(2 * count);
+    if (marked_.capacity() < count) marked_.reserve(2 * count);
     std::lock_guard woken(woken_mutex_);
     if (woken_.capacity() < count) woken_.reserve(2 * count);
   });
@@ -327,6 +362,7 @@ void CompletionQueue::OnDescriptorChange(PolledConnection* connection) {
   Member& member = found->second;
   if (member.descriptor >= 0) epoll_ctl(poll_set_, EPOLL_CTL_DEL, member.descriptor, nullptr);
   member.descriptor = -1;
+  Unmark(member);
   member.idle_polls = 0;
   if (std::exchange(member.is_active, true)) return;
   connection->watchers().fetch_sub(1, std::memory_order_seq_cst);
@@ -339,6 +375,7 @@ void CompletionQueue::Detach(PolledConnection* connection) {
   if (found == members_.end()) return;
   Member& member = found->second;
   if (member.descriptor >= 0) epoll_ctl(poll_set_, EPOLL_CTL_DEL, member.descriptor, nullptr);
+  Unmark(member);
   if (member.is_active) {
     std::erase(active_, &member);
   } else {

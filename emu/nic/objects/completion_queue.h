@@ -36,10 +36,12 @@ class PolledConnection {
   // Moves whatever is ready, without waiting: returns true if anything moved. Does nothing while another thread is at
   // it.
   virtual bool Drive() = 0;
-  // A descriptor that is readable when Drive() would find something. -1: there is none that could tell. kNoLlp:
-  // there is nothing that Drive() could find, and OnDescriptorChange() says when there may be.
+  // A descriptor that is readable when Drive() would find something. -1: there is none, and arrival_mark() may tell.
+  // kNoLlp: there is nothing that Drive() could find. OnDescriptorChange() says when they are others.
   static constexpr int kNoLlp = -2;
   virtual int PollDescriptor() const = 0;
+  // Null: nothing tells, and it has to be driven.
+  virtual const ArrivalMark* arrival_mark() const = 0;
   // True while it has something to send that waits for the stream or for its turn: readability of the descriptor then
   // tells too little, and it must be driven. When it becomes true and IsWatched(), the CQs are to be told
   // (CompletionQueue::Wake).
@@ -111,7 +113,8 @@ class CompletionQueue {
   // Connections that complete into this CQ. Detach returns when no poller is inside the connection or will be.
   void Attach(PolledConnection* connection);
   void Detach(PolledConnection* connection);
-  // PollDescriptor() answers otherwise from now on; what it answered before is open still. Needs no memory.
+  // PollDescriptor() or arrival_mark() answers otherwise from now on; what it answered before is there still. Needs no
+  // memory.
   void OnDescriptorChange(PolledConnection* connection);
   // The connection is unfinished and may be watched here. Under its lock.
   void Wake(PolledConnection* connection);
@@ -135,7 +138,9 @@ class CompletionQueue {
     PolledConnection* connection = nullptr;
     uint32_t idle_polls = 0;  // while it is active
     bool is_active = true;
-    int descriptor = -1;  // in the poll set, armed unless the member is active; -1: it is not there
+    int descriptor = -1;                // in the poll set, armed unless the member is active; -1: it is not there
+    const ArrivalMark* mark = nullptr;  // while it is in marked_
+    size_t mark_at = 0;                 // where in there
   };
 
   size_t TakeCompletions(std::span<WorkCompletion> out);
@@ -150,7 +155,10 @@ class CompletionQueue {
   void DriveActive();
   void DriveWoken();
   void DriveWatched();
+  void DriveMarked();
   bool Watch(Member& member);
+  // Among those whose marks are looked at.
+  void Unmark(Member& member);
   void Activate(Member& member);
 
   Fabric& fabric_;
@@ -181,7 +189,9 @@ class CompletionQueue {
   std::mutex drive_mutex_;
   std::unordered_map<PolledConnection*, Member> members_;  // guarded by drive_mutex_, as all of this block
   std::vector<Member*> active_;
-  int poll_set_ = -1;  // epoll descriptor
+  std::vector<Member*> marked_;
+  size_t next_marked_ = 0;  // to be looked at
+  int poll_set_ = -1;       // epoll descriptor
   uint32_t polls_until_watch_ = 0;
 
   std::mutex woken_mutex_;

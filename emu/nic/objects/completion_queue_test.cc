@@ -325,9 +325,12 @@ TEST(CompletionQueue, DestroyWhileAnotherThreadTakesEventsLeavesTheChannelInAgre
 // --- Many connections ---
 
 // Something that may be driven, and moves when its descriptor says so.
-class FakeConnection final : public PolledConnection {
+class FakeConnection final : public PolledConnection, private ArrivalMark {
  public:
-  explicit FakeConnection(bool has_stream = true) : fd_(has_stream ? eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC) : -1) {}
+  // What tells that something has arrived.
+  enum class Teller { kDescriptor, kMark, kNothingCanArrive };
+  explicit FakeConnection(Teller teller = Teller::kDescriptor)
+      : teller_(teller), fd_(teller == Teller::kNothingCanArrive ? -1 : eventfd(0, EFD_NONBLOCK | EFD_CLOEXEC)) {}
   ~FakeConnection() override {
     if (fd_ >= 0) close(fd_);
   }
@@ -336,9 +339,14 @@ class FakeConnection final : public PolledConnection {
     uint64_t value = 0;
     const bool moved = fd_ >= 0 && read(fd_, &value, sizeof value) == sizeof value;
     arrivals += moved;
+    has_arrived_ = false;
     return moved;
   }
-  int PollDescriptor() const override { return fd_ >= 0 ? fd_ : kNoLlp; }
+  int PollDescriptor() const override {
+    if (fd_ < 0) return kNoLlp;
+    return teller_ == Teller::kDescriptor ? fd_ : -1;
+  }
+  const ArrivalMark* arrival_mark() const override { return teller_ == Teller::kMark ? this : nullptr; }
   bool Unfinished() const override {
     ++questions;
     return unfinished;
@@ -346,6 +354,7 @@ class FakeConnection final : public PolledConnection {
   void Arrive() {
     const uint64_t one = 1;
     ASSERT_EQ(write(fd_, &one, sizeof one), static_cast<ssize_t>(sizeof one));
+    has_arrived_ = true;
   }
 
   uint64_t drives = 0;
@@ -354,7 +363,11 @@ class FakeConnection final : public PolledConnection {
   bool unfinished = false;
 
  private:
+  bool HasArrived() const override { return has_arrived_; }
+
+  const Teller teller_;
   const int fd_;
+  bool has_arrived_ = false;
 };
 
 class ManyConnectionsTest : public ::testing::Test {
@@ -362,8 +375,8 @@ class ManyConnectionsTest : public ::testing::Test {
   ~ManyConnectionsTest() override {
     for (FakeConnection& each : connections_) host_.cq->Detach(&each);
   }
-  void Have(size_t count, bool with_streams = true) {
-    while (connections_.size() < count) host_.cq->Attach(&connections_.emplace_back(with_streams));
+  void Have(size_t count, FakeConnection::Teller teller = FakeConnection::Teller::kDescriptor) {
+    while (connections_.size() < count) host_.cq->Attach(&connections_.emplace_back(teller));
     Poll(1000);  // until it is known who has nothing
   }
   void Poll(int times) {
@@ -436,7 +449,7 @@ TEST_F(ManyConnectionsTest, AnOperationAmongAThousandCostsWhatItCostsAmongTen) {
 }
 
 TEST_F(ManyConnectionsTest, OnesWithoutAStreamCostNothing) {
-  Have(300, /*with_streams=*/false);
+  Have(300, FakeConnection::Teller::kNothingCanArrive);
   EXPECT_LE(CostOf(1000), 4000u) << "a few";
 }
 
@@ -455,6 +468,32 @@ TEST_F(ManyConnectionsTest, WhateverArrivesIsFoundWithinAFewPolls) {
   for (FakeConnection& each : connections_) each.Arrive();
   Poll(100);
   for (const FakeConnection& each : connections_) EXPECT_EQ(each.arrivals, 4u);
+}
+
+// As those of shared memory: they cost no system calls, and no locks while they are quiet.
+TEST_F(ManyConnectionsTest, OnesWithAMarkAreDrivenWhenItSaysSo) {
+  constexpr size_t kOperations = 2000;
+  Have(10, FakeConnection::Teller::kMark);
+  const uint64_t of_ten = CostOf(1000);
+  Have(1000, FakeConnection::Teller::kMark);
+  EXPECT_EQ(CostOf(1000), of_ten);
+  const uint64_t calls = system_calls;
+  for (size_t i = 0; i < kOperations; ++i) {
+    FakeConnection& one = connections_[i % connections_.size()];
+    const uint64_t arrivals = one.arrivals;
+    one.Arrive();
+    Poll(20);  // all have been looked at by then
+    ASSERT_EQ(one.arrivals, arrivals + 1);
+  }
+  EXPECT_EQ(system_calls, calls);
+  // All at once; and who goes meanwhile is not asked.
+  for (FakeConnection& each : connections_) each.Arrive();
+  for (size_t i = 0; i < connections_.size(); i += 2) host_.cq->Detach(&connections_[i]);
+  const uint64_t drives = connections_[0].drives;
+  Poll(100);
+  for (size_t i = 1; i < connections_.size(); i += 2) EXPECT_EQ(connections_[i].arrivals, 3u);
+  EXPECT_EQ(connections_[0].drives, drives);
+  for (size_t i = 0; i < connections_.size(); i += 2) host_.cq->Attach(&connections_[i]);
 }
 
 // One whose stream is full need not hear anything: it says that it must be driven.

@@ -41,6 +41,7 @@ class BusyConnection final : public PolledConnection {
     return true;
   }
   int PollDescriptor() const override { return kNoLlp; }
+  const ArrivalMark* arrival_mark() const override { return nullptr; }
   bool Unfinished() const override { return false; }
 
  private:

@@ -51,6 +51,7 @@ class QpConnection {
   virtual Llp::Counters llp_counters() const = 0;
   // Of the record layer there is now, as PolledConnection has it.
   virtual int PollDescriptor() const = 0;
+  virtual const ArrivalMark* arrival_mark() const = 0;
 
   // What was submitted and must be complete before an SQD is drained is still going on.
   virtual bool SendsInProgress() const { return true; }

@@ -729,10 +729,10 @@ int QueuePair::Attach(std::unique_ptr<IwarpConnection> connection, std::shared_p
   if (connection_ != nullptr) return EISCONN;
   if (retired_.load()) return EINVAL;  // its CQs may be gone
   // As for Modify. A poller that finds no descriptor would have nothing to watch, and hears of none later.
-  poll_descriptor_.store(connection->PollDescriptor(), std::memory_order_release);
+  SetWatched(connection->PollDescriptor(), connection->arrival_mark());
   Undoing unattached([this] {
     DetachFromCqs();
-    poll_descriptor_.store(kNoLlp, std::memory_order_release);
+    SetWatched(kNoLlp, nullptr);
   });
   AttachToCqs();
   std::optional<Turn> turn(std::in_place, *this);
@@ -794,17 +794,24 @@ DatagramFate QueuePair::TakeDatagram(const RocePath& from, const wire::IbHeader&
 void QueuePair::ChangeCarriers() {
   std::unique_ptr<WatchedLlp> old;  // goes without the lock
   int descriptor = kNoLlp;
+  const ArrivalMark* mark = nullptr;
   {
     const Turn turn(*this);
     if (connection_ != nullptr) {
       old = connection_->TakeOldCarriers();
       descriptor = connection_->PollDescriptor();
+      mark = connection_->arrival_mark();
     }
   }
-  // A CQ that watches the old descriptor, which is open still, must not find another one in its place.
-  if (descriptor == poll_descriptor_.exchange(descriptor, std::memory_order_acq_rel) || retired_.load()) return;
+  // A CQ that watches the old one, which is there still, must not find another one in its place.
+  if (!SetWatched(descriptor, mark) || retired_.load()) return;
   create_.send_cq->OnDescriptorChange(this);
   if (create_.receive_cq != create_.send_cq) create_.receive_cq->OnDescriptorChange(this);
+}
+
+bool QueuePair::SetWatched(int descriptor, const ArrivalMark* mark) {
+  const bool is_same_mark = mark == arrival_mark_.exchange(mark, std::memory_order_acq_rel);
+  return descriptor != poll_descriptor_.exchange(descriptor, std::memory_order_acq_rel) || !is_same_mark;
 }
 
 void QueuePair::AttachToCqs() {
@@ -847,7 +854,7 @@ void QueuePair::Reap(bool abort) {
     }
     if (connection == nullptr) return;
     if (!retired_.load()) DetachFromCqs();
-    poll_descriptor_.store(kNoLlp, std::memory_order_release);
+    SetWatched(kNoLlp, nullptr);
     // Still under the lock: the next connection must not find its own deadline withdrawn.
     nic_.loop().SetDeadline(this, std::nullopt);
   }

@@ -169,6 +169,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // --- PolledConnection, LoopClient; for the NIC ---
   bool Drive() override;
   int PollDescriptor() const override { return poll_descriptor_.load(std::memory_order_acquire); }
+  const ArrivalMark* arrival_mark() const override { return arrival_mark_.load(std::memory_order_acquire); }
   bool Unfinished() const override { return unfinished_.load(std::memory_order_seq_cst); }
   // Said by the connection at the end of each turn.
   void SetUnfinished(bool unfinished);
@@ -292,6 +293,8 @@ class QueuePair final : public PolledConnection, public LoopClient {
   // control_mutex_ held, lock_ not: destroys carriers that are not used any more, and has the CQs watch the one that
   // is.
   void ChangeCarriers();
+  // What CQs that ask are told from now on. False: it is what they were told before.
+  bool SetWatched(int descriptor, const ArrivalMark* mark);
 
   Nic& nic_;
   NicContext& context_;
@@ -304,6 +307,7 @@ class QueuePair final : public PolledConnection, public LoopClient {
   std::atomic<QpState> state_{QpState::kReset};
   std::atomic<bool> retired_{false};
   std::atomic<int> poll_descriptor_{kNoLlp};
+  std::atomic<const ArrivalMark*> arrival_mark_{nullptr};
   std::atomic<bool> unfinished_{false};
 
   SendQueue sends_;
