@@ -143,23 +143,88 @@ std::shared_ptr<EpollLoop::Source> EpollLoop::Find(uint64_t id) {
   return found != sources_.end() ? found->second : nullptr;
 }
 
+// --- Those who stay up ---
+
+bool EpollLoop::StayUp(const std::shared_ptr<Wakeful>& one) {
+  if (!allows_wakeful_ || !OnLoopThread()) return false;
+  std::lock_guard lock(wakeful_mutex_);
+  std::shared_ptr<Wakeful>* place = nullptr;
+  for (std::shared_ptr<Wakeful>& each : wakeful_) {
+    if (each == one) return true;
+    if (each == nullptr) place = &each;
+  }
+  if (place == nullptr) return false;
+  *place = one;
+  wakeful_count_.fetch_add(1, std::memory_order_relaxed);
+  return true;
+}
+
+void EpollLoop::Leave(const Wakeful& one) {
+  std::shared_ptr<Wakeful> dropped;  // after the lock
+  std::lock_guard lock(wakeful_mutex_);
+  for (std::shared_ptr<Wakeful>& each : wakeful_) {
+    if (each.get() != &one) continue;
+    dropped = std::move(each);
+    each.reset();
+    wakeful_count_.fetch_sub(1, std::memory_order_relaxed);
+  }
+}
+
+void EpollLoop::LieDown() {
+  if (!HasWakeful()) return;
+  std::array<std::shared_ptr<Wakeful>, kMostWakeful> all;
+  {
+    std::lock_guard lock(wakeful_mutex_);
+    all.swap(wakeful_);
+    wakeful_count_.store(0, std::memory_order_relaxed);
+  }
+  for (const std::shared_ptr<Wakeful>& each : all) {
+    if (each != nullptr) each->LieDown();
+  }
+}
+
+bool EpollLoop::LookAtWakeful() {
+  if (!HasWakeful()) return false;
+  bool did = false;
+  for (size_t i = 0; i < kMostWakeful; ++i) {
+    std::unique_lock lock(wakeful_mutex_);
+    const std::shared_ptr<Wakeful> each = wakeful_[i];
+    lock.unlock();
+    did = (each != nullptr && each->Look()) || did;
+  }
+  return did;
+}
+
 // --- Turns ---
 
 bool EpollLoop::Turn() {
   TurnScope scope(this);
-  // Also when a callback ends by an exception: the loop has to be woken for what is left.
-  const Undoing rest([this] {
-    SetSystemTimer();
-    std::unique_lock lock(posts_mutex_);
-    const bool any = !posts_.empty();
-    lock.unlock();
-    if (any) Wake();
-  });
+  const Undoing rest([this] { WakeForTheRest(); });
   bool did = DispatchEvents();
+  did = LookAtWakeful() || did;
   did = (timers_.First() && timers_.Run(Now(), kBatch)) || did;
   // What the first batch has posted, too: mostly that is all, and nobody has to be woken for it.
   for (int i = 0; i < 2 && RunPosted(); ++i) did = true;
   return did;
+}
+
+bool EpollLoop::Glance() {
+  TurnScope scope(this);
+  const Undoing rest([this] { WakeForTheRest(); });
+  if (!LookAtWakeful()) return false;
+  for (int i = 0; i < 2 && RunPosted(); ++i) {
+  }
+  return true;
+}
+
+// At the end of a turn, also of one that an exception of a callback has ended: the loop has to be woken for what is
+// left.
+void EpollLoop::WakeForTheRest() {
+  SetSystemTimer();
+  std::unique_lock lock(posts_mutex_);
+  const bool any = !posts_.empty();
+  lock.unlock();
+  if (any) Wake();
 }
 
 bool EpollLoop::DispatchEvents() {

@@ -5,12 +5,14 @@
 // one descriptor for everything (sockets, timers, posted work). A loop that sleeps inside a library of its own cannot
 // be waited for like that.
 //
-// Threading: Add, Modify, Remove, Post, Now, IsTurning and OnLoopThread from any thread. The rest on the thread that is
-// in a turn, or, while none is, on whichever thread sets the loop up or takes it down. Sources are called in turns,
-// with no lock held.
+// Threading: Add, Modify, Remove, Leave, LieDown, Post, Now, IsTurning and OnLoopThread from any thread. The rest on
+// the thread that is in a turn, or, while none is, on whichever thread sets the loop up or takes it down. Sources are
+// called in turns, with no lock held.
 #pragma once
 
+#include <array>
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <list>
 #include <map>
@@ -42,6 +44,17 @@ class EpollLoop final : public Reactor {
     uint64_t id_ = 0;
   };
 
+  // What is looked at while the loop is awake, so that its other side need not wake us by the system.
+  class Wakeful {
+   public:
+    virtual ~Wakeful() = default;
+    // In a turn, while it stays up. True: something was there, and has been seen to.
+    virtual bool Look() = 0;
+    // Nobody looks any more: from now on a descriptor has to tell. Any thread.
+    virtual void LieDown() = 0;
+  };
+  static constexpr size_t kMostWakeful = 8;
+
   // std::system_error: the system has no descriptor for it (EMFILE, ENFILE).
   EpollLoop();
   // Drops what is posted or set and not yet run; what those callbacks hold must not call the loop as it goes. No thread
@@ -59,6 +72,8 @@ class EpollLoop final : public Reactor {
   // turn this waits until it is out. An exception of a callback ends the turn; what it has not come to, the next one
   // does.
   bool Turn();
+  // A turn that looks at those who stay up alone, and calls the system for nothing.
+  bool Glance();
   // How many turns there have been, this one included.
   uint64_t turns() const { return turns_.load(std::memory_order_relaxed); }
   bool IsTurning() const { return turning_.load(std::memory_order_relaxed) != std::thread::id{}; }
@@ -70,6 +85,16 @@ class EpollLoop final : public Reactor {
   void Modify(int fd, const Source& source, uint32_t events);
   // Calls to it may go on until the turn that another thread is in has ended.
   void Remove(int fd, const Source& source);
+
+  // From now on some may stay up. Who sleeps until fd() is readable calls LieDown() each time before, and who has been
+  // in a turn and will neither sleep nor have another one, too, unless somebody else does so after that turn.
+  void AllowWakeful() { allows_wakeful_ = true; }
+  // In a turn, else false: `one` is looked at in each turn until Leave() or LieDown(). False as well: there are enough.
+  bool StayUp(const std::shared_ptr<Wakeful>& one);
+  void Leave(const Wakeful& one);
+  bool HasWakeful() const { return wakeful_count_.load(std::memory_order_relaxed) > 0; }
+  // Has all of them lie down.
+  void LieDown();
 
   // Reactor. Times are those of std::chrono::steady_clock.
   Instant Now() const override;
@@ -87,7 +112,9 @@ class EpollLoop final : public Reactor {
   using Posts = std::list<Callback, SpareAllocator<Callback, std::allocator>>;
 
   std::shared_ptr<Source> Find(uint64_t id);
+  bool LookAtWakeful();
   bool DispatchEvents();
+  void WakeForTheRest();
   bool RunPosted();
   void SetSystemTimer();
   void Wake();
@@ -104,6 +131,11 @@ class EpollLoop final : public Reactor {
   std::mutex sources_mutex_;
   uint64_t next_source_;
   std::unordered_map<uint64_t, std::shared_ptr<Source>> sources_;  // guarded by sources_mutex_
+
+  bool allows_wakeful_ = false;
+  std::mutex wakeful_mutex_;                                    // a leaf
+  std::array<std::shared_ptr<Wakeful>, kMostWakeful> wakeful_;  // guarded by wakeful_mutex_; gaps are null
+  std::atomic<size_t> wakeful_count_{0};                        // written under wakeful_mutex_
 
   std::mutex posts_mutex_;
   Posts posts_;                     // guarded by posts_mutex_

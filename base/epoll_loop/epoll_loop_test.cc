@@ -7,7 +7,9 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <new>
@@ -199,6 +201,62 @@ TEST(EpollLoop, ASourceIsCalledUntilItIsRemoved) {
 }
 
 // Any number of threads may turn it; each thing is done once, and one at a time.
+class FakeWakeful final : public EpollLoop::Wakeful {
+ public:
+  bool Look() override {
+    ++looks;
+    return is_there;
+  }
+  void LieDown() override { ++lies; }
+  int looks = 0;
+  int lies = 0;
+  bool is_there = false;
+};
+
+TEST(EpollLoop, WhoStaysUpIsLookedAtUntilTheLoopLiesDown) {
+  EpollLoop loop;
+  const auto one = std::make_shared<FakeWakeful>();
+  const auto stays = [&] {
+    bool stays = false;
+    loop.Post([&] { stays = loop.StayUp(one); });
+    loop.Turn();
+    return stays;
+  };
+  EXPECT_FALSE(stays()) << "nobody would have it lie down";
+  loop.AllowWakeful();
+  EXPECT_FALSE(loop.StayUp(one)) << "outside of a turn";
+  EXPECT_TRUE(stays());
+  EXPECT_FALSE(loop.Glance());
+  EXPECT_FALSE(loop.Turn());
+  one->is_there = true;
+  EXPECT_TRUE(loop.Glance());
+  EXPECT_TRUE(loop.Turn());
+  EXPECT_EQ(one->looks, 4);
+  EXPECT_TRUE(stays()) << "again";
+  loop.LieDown();
+  loop.LieDown();
+  EXPECT_EQ(one->lies, 1);
+  EXPECT_FALSE(loop.Glance());
+  EXPECT_TRUE(stays());
+  loop.Leave(*one);
+  EXPECT_FALSE(loop.HasWakeful());
+  EXPECT_FALSE(loop.Glance());
+}
+
+TEST(EpollLoop, NotManyStayUp) {
+  EpollLoop loop;
+  loop.AllowWakeful();
+  std::vector<std::shared_ptr<FakeWakeful>> all(EpollLoop::kMostWakeful + 1);
+  for (auto& each : all) each = std::make_shared<FakeWakeful>();
+  std::vector<bool> stay;
+  loop.Post([&] {
+    for (const auto& each : all) stay.push_back(loop.StayUp(each));
+  });
+  loop.Turn();
+  EXPECT_FALSE(stay.back());
+  EXPECT_EQ(std::count(stay.begin(), stay.end(), true), static_cast<std::ptrdiff_t>(EpollLoop::kMostWakeful));
+}
+
 TEST(EpollLoop, ManyThreadsTurnIt) {
   constexpr int kThreads = 4;
   constexpr int kPosts = 4000;

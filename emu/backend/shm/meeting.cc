@@ -292,8 +292,10 @@ Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Take(int stream_sock
   if (owner && !IsWelcome(owner->user, options.users)) return Err(ShmObstacle::kOtherUser);
   const std::optional<Caller> caller = Find(owner);
   if (!caller) {
-    if (!IsOfThisHost(SocketEndpoint(stream_socket, true))) return Err(ShmObstacle::kOtherHost);
-    return Err(OrNoDescriptor(ShmObstacle::kNotAsked));
+    const IpEndpoint remote = SocketEndpoint(stream_socket, true);
+    // Whoever has gone already has no address.
+    const bool is_elsewhere = remote.family != IpEndpoint::Family::kNone && !IsOfThisHost(remote);
+    return Err(is_elsewhere ? ShmObstacle::kOtherHost : OrNoDescriptor(ShmObstacle::kNotAsked));
   }
   Undoing dismissed([&caller] { Dismiss(*caller); });
   auto meeting = Answer(*caller, stream_socket, options.capacity);

@@ -21,6 +21,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -244,6 +245,71 @@ TEST_F(ShmFabricTest, AListenerWithoutDescriptorsMeetsNobody) {
   EXPECT_EQ(a_->records().carriage(), (Carriage{.by = "tcp", .why = ToString(ShmObstacle::kNotAnswered)}));
   EXPECT_EQ(b_->records().carriage(), (Carriage{.by = "tcp", .why = ToString(ShmObstacle::kNoDescriptor)}));
   Talk();
+}
+
+// --- Waiting ---
+
+// Answers each record in the turn in which it comes, and again and again a while later, until it has had enough; then
+// it wakes who waits.
+class Player final : public ReadyWatcher {
+ public:
+  Player(Fabric& fabric, End& end, int rounds)
+      : fabric_(fabric), end_(end), rounds_(rounds), over_(fabric.CreateNotifier()) {
+    end_.records().SetWatcher(this);
+  }
+  ~Player() override { end_.records().SetWatcher(nullptr); }
+  void Begin(bool serves) {
+    fabric_.loop().Post([this, serves] {
+      if (serves) Answer();
+      end_.records().Arm(true, false);
+    });
+  }
+  bool Wait() { return over_->Take() == 0; }
+
+ private:
+  void OnReady() override {
+    RecordHead record;
+    while (end_.records().NextRecord(&record).status == RxStatus::kReady) {
+      ASSERT_EQ(end_.records().Place(record.head.size(), {}).status, RxStatus::kReady);
+      if (++heard_ == rounds_) over_->Signal();
+      // Longer than anybody polls, so that both lie down.
+      constexpr Duration kLong = 300us;
+      if (heard_ % 50 != 0) {
+        Answer();
+      } else if (said_ < rounds_) {
+        fabric_.loop().At(fabric_.Now() + kLong, [this] { Answer(); });
+      }
+    }
+    if (heard_ < rounds_) end_.records().Arm(true, false);
+  }
+  void Answer() {
+    if (said_++ < rounds_) {
+      ASSERT_TRUE(end_.Say("ball"));
+    }
+  }
+
+  Fabric& fabric_;
+  End& end_;
+  const int rounds_;
+  int heard_ = 0;
+  int said_ = 0;
+  const std::unique_ptr<Notifier> over_;
+};
+
+TEST_F(ShmFabricTest, NoArrivalIsForgottenByWhoPollsAndThenSleeps) {
+  Connect(shm_a_, shm_b_);
+  ShakeHands();
+  ASSERT_TRUE(a_->IsShared());
+  constexpr int kRounds = 20000;
+  Player a(shm_a_, *a_, kRounds);
+  Player b(shm_b_, *b_, kRounds);
+  std::thread other([&] { EXPECT_TRUE(b.Wait()); });
+  b.Begin(/*serves=*/false);
+  a.Begin(/*serves=*/true);
+  EXPECT_TRUE(a.Wait());
+  other.join();
+  // Of those that came while the other end was awake, and could look, most needed no ring.
+  RecordProperty("rings", static_cast<int>(a_->records().counters().writes));
 }
 
 // --- Strangers ---

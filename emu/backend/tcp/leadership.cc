@@ -20,6 +20,8 @@ thread_local Leadership::Waiter* Leadership::turner_ = nullptr;
 
 Leadership::Leadership(EpollLoop* loop, const Options& options)
     : loop_(loop), busy_poll_(options.busy_poll), thread_polls_(options.thread_polls), leader_(&thread_) {
+  // Those who stay up are looked at while somebody polls.
+  if (options.busy_poll > Duration::zero()) loop_->AllowWakeful();
   nudge_ = KeepFromChildren(timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (nudge_ < 0) throw std::system_error(errno, std::generic_category(), "timerfd_create");
 }
@@ -67,6 +69,7 @@ void Leadership::Run() {
     pollfd ready[] = {{nudge_, POLLIN, 0}, {leads ? loop_->fd() : loop_->post_fd(), POLLIN, 0}};
     counters_.sleeps_of_thread.fetch_add(1, std::memory_order_relaxed);
     const Instant asleep = loop_->Now();
+    LieDown();
     const int count = poll(ready, 2, leads ? -1 : static_cast<int>(kWatch / 1ms));
     if (leads) Slept(asleep, ready[1].revents != 0);
     if (ready[0].revents != 0) NudgeTaken();
@@ -84,8 +87,11 @@ bool Leadership::Poll(Waiter* waiter, const std::function<bool()>& is_over) {
   if (time <= Duration::zero()) return false;
   const Waiter* const leader = waiter != nullptr ? waiter : &thread_;
   const Instant end = loop_->Now() + time;
-  while (Leads(leader) && !is_over()) {
-    if (Turn(waiter)) {
+  // So many glances cost as much as a turn.
+  constexpr int kGlances = 8;
+  for (int i = 1; Leads(leader) && !is_over(); ++i) {
+    const bool glances = i % kGlances != 0 && loop_->HasWakeful();
+    if (Move(waiter, [&] { return glances ? loop_->Glance() : loop_->Turn(); })) {
       busy_poll_.Found();
       counters_.found_by_polling.fetch_add(1, std::memory_order_relaxed);
       return true;
@@ -97,7 +103,10 @@ bool Leadership::Poll(Waiter* waiter, const std::function<bool()>& is_over) {
 
 void Leadership::LookAfterLeader(uint64_t turns_before) {
   pollfd ready{loop_->fd(), POLLIN, 0};
-  if (loop_->turns() != turns_before || loop_->IsTurning() || poll(&ready, 1, 0) <= 0) return;
+  if (loop_->turns() != turns_before || loop_->IsTurning()) return;
+  // It looks no more.
+  LieDown();
+  if (poll(&ready, 1, 0) <= 0) return;
   STAGECOACH_MARK("tcp.lead_taken_from_one_who_does_not_move");
   counters_.taken_over.fetch_add(1, std::memory_order_relaxed);
   std::lock_guard lock(mutex_);
@@ -123,11 +132,17 @@ void Leadership::End(const Waiter* waiter) {
   if (!is_nudged_) NudgeAt(kGrace);
 }
 
-bool Leadership::Turn(Waiter* waiter) {
+template <typename Step>
+bool Leadership::Move(Waiter* waiter, Step step) {
+  // Who has lost the lead meanwhile may not be back before the new leader sleeps, who does not know of what stays up
+  // since this turn.
+  const Undoing checked([this, waiter] {
+    if (!Leads(waiter != nullptr ? waiter : &thread_)) LieDown();
+  });
   try {
     turner_ = waiter;
     const Undoing nobody([] { turner_ = nullptr; });
-    const bool did = loop_->Turn();
+    const bool did = step();
     if (did && waiter != nullptr) counters_.turns_of_waiters.fetch_add(1, std::memory_order_relaxed);
     return did;
   } catch (const std::bad_alloc&) {
@@ -137,6 +152,10 @@ bool Leadership::Turn(Waiter* waiter) {
   }
   std::this_thread::sleep_for(kWantPause);
   return true;
+}
+
+bool Leadership::Turn(Waiter* waiter) {
+  return Move(waiter, [this] { return loop_->Turn(); });
 }
 
 Handlers Leadership::HandlersOfLate(Duration age) {

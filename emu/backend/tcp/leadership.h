@@ -76,6 +76,8 @@ class Leadership {
   // Turns the loop. `waiter` (which may be null) waits for what may come of it (Turner()). No exception leaves it: what
   // there was no memory or descriptor for is done in a later turn. True if anything was done.
   bool Turn(Waiter* waiter);
+  // Whoever has led, or has turned the loop, calls this before it sleeps.
+  void LieDown() { loop_->LieDown(); }
   // To poll now may find something (Poll()).
   bool Polls() const { return busy_poll_.time() > Duration::zero(); }
   // Turns the loop again and again for the time of busy_poll(), while `waiter` leads (null: the fabric's thread), until
@@ -103,6 +105,9 @@ class Leadership {
   const Counters& counters() const { return counters_; }
 
  private:
+  // Turn(), by a turn or a glance.
+  template <typename Step>
+  bool Move(Waiter* waiter, Step step);
   // Whether the fabric's thread leads now.
   bool ThreadLeads();
   // With mutex_ held.

@@ -94,9 +94,8 @@ class LeadershipTest : public testing::Test {
       waiters.emplace_back([&, i] {
         for (int round = 0; round < kRounds; ++round) {
           ASSERT_EQ(notifiers[i]->Take(), 0);
-          ++taken;
-          // Each wakes the next, which may wait, or be on its way to.
-          arrivals[(i + 1) % kWaiters]->Arrive();
+          // Each wakes the next, which may wait, or be on its way to. After the last one nothing may arrive any more.
+          if (++taken < kWaiters * kRounds) arrivals[(i + 1) % kWaiters]->Arrive();
         }
       });
     }

@@ -41,6 +41,7 @@ bool LeadingCompanion::OnIdle(const std::function<bool()>& is_over) {
 void LeadingCompanion::OnSleep() {
   if (IsInherited()) return;
   Arm(leadership_.Begin(&waiter_));
+  leadership_.LieDown();
   asleep_ = leadership_.loop().Now();
 }
 

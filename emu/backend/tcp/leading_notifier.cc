@@ -98,6 +98,7 @@ LeadingNotifier::Answer LeadingNotifier::WaitOnce(Leadership::Waiter& waiter, co
   }
   const Instant asleep = leadership_.loop().Now();
   pollfd ready[] = {{fd(), POLLIN, 0}, {leadership_.loop().fd(), POLLIN, 0}};
+  leadership_.LieDown();
   const nfds_t count = leadership_.Leads(&waiter) ? 2 : 1;
   if (not_cancelled.Except([&] { return ppoll(ready, count, nullptr, &unblocked); }) < 0) {
     const int error = errno;

@@ -92,7 +92,7 @@ void Bell::SetWatcher(ReadyWatcher* watcher) {
   watcher_ = watcher;
   if (watcher != nullptr) return;
   want_records_ = want_room_ = false;
-  Nap(false, false);
+  Settle();
   if (loop_.OnLoopThread()) return;
   called_.wait(lock, [this] { return !calling_; });
 }
@@ -112,14 +112,36 @@ bool Bell::IsReady() const {
   return (want_records_ && records) || (want_room_ && room);
 }
 
-// Has the watcher called, or else sleeps for what is wanted.
+// Has the watcher called, or else stays up for what is wanted while the loop is awake, or sleeps.
 void Bell::Settle() {
-  if (!IsReady()) {
-    Nap(want_records_, want_room_);
-    std::atomic_thread_fence(std::memory_order_seq_cst);
-    if (!IsReady()) return;
+  if (IsReady()) return Tell();
+  const bool is_wanted = want_records_ || want_room_;
+  if (is_wanted && loop_.StayUp(std::shared_ptr<EpollLoop::Wakeful>(shared_from_this(), this))) {
+    is_up_ = true;
+    return Nap(false, false);
   }
-  Tell();
+  if (std::exchange(is_up_, false)) loop_.Leave(*this);
+  FallAsleep();
+}
+
+void Bell::FallAsleep() {
+  Nap(want_records_, want_room_);
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  if (IsReady()) Tell();
+}
+
+bool Bell::Look() {
+  std::unique_lock lock(mutex_);
+  if (!is_up_ || !IsReady()) return false;
+  is_up_ = false;
+  loop_.Leave(*this);
+  Call(lock);
+  return true;
+}
+
+void Bell::LieDown() {
+  std::lock_guard lock(mutex_);
+  if (std::exchange(is_up_, false)) FallAsleep();
 }
 
 // Begins another nap of each kind, or ends it.

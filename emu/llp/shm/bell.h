@@ -36,7 +36,7 @@
 
 namespace stagecoach::emu {
 
-class Bell final : public EpollLoop::Source, public std::enable_shared_from_this<Bell> {
+class Bell final : public EpollLoop::Source, private EpollLoop::Wakeful, public std::enable_shared_from_this<Bell> {
  public:
   // What the two ends say. Lives until TakeDown().
   struct Words {
@@ -80,12 +80,15 @@ class Bell final : public EpollLoop::Source, public std::enable_shared_from_this
  private:
   Bell(EpollLoop& loop, int socket, const Words& words) : loop_(loop), socket_(socket), words_(words) {}
   void OnEvents(uint32_t events) override;
+  bool Look() override;
+  void LieDown() override;
 
   // With mutex_ held.
   void Listen();
   void Deafen();
   bool IsReady() const;
   void Settle();
+  void FallAsleep();
   void Nap(bool for_records, bool for_room);
   void Tell();
   void Call(std::unique_lock<std::mutex>& lock);
@@ -104,6 +107,7 @@ class Bell final : public EpollLoop::Source, public std::enable_shared_from_this
   ReadyWatcher* watcher_ = nullptr;  // guarded by mutex_, as this block
   bool want_records_ = false;
   bool want_room_ = false;
+  bool is_up_ = false;    // the loop looks at it
   bool told_ = false;     // a call is on its way
   bool calling_ = false;  // and is being made
   bool deaf_ = false;     // the loop does not watch the socket any more

@@ -162,6 +162,71 @@ TEST(ShmLlpTest, WhoSleepsIsRungForOnce) {
   pair.b().SetWatcher(nullptr);
 }
 
+// Its loop is awake, and looks by itself.
+TEST(ShmLlpTest, WhoWaitsInALoopThatIsAwakeIsNotRungForUntilThatLiesDown) {
+  ShmPair pair;
+  pair.loop().AllowWakeful();
+  Watcher watcher;
+  pair.b().SetWatcher(&watcher);
+  const auto arm_in_a_turn = [&] {
+    pair.loop().Post([&] { pair.b().Arm(true, false); });
+    pair.RunLoop();
+  };
+  for (int i = 1; i <= 3; ++i) {
+    arm_in_a_turn();
+    EXPECT_TRUE(pair.loop().HasWakeful());
+    ASSERT_TRUE(Say(pair.a()));
+    EXPECT_EQ(pair.a().counters().writes, 0u);
+    EXPECT_EQ(watcher.calls, i - 1);
+    EXPECT_TRUE(pair.loop().Glance());
+    EXPECT_EQ(watcher.calls, i);
+    EXPECT_FALSE(pair.loop().HasWakeful());
+    ASSERT_TRUE(Hear(pair.b()));
+  }
+  arm_in_a_turn();
+  pair.loop().LieDown();
+  EXPECT_FALSE(pair.loop().HasWakeful());
+  ASSERT_TRUE(Say(pair.a()));
+  EXPECT_EQ(pair.a().counters().writes, 1u);
+  pair.RunLoop();
+  EXPECT_EQ(watcher.calls, 4);
+  ASSERT_TRUE(Hear(pair.b()));
+  pair.b().SetWatcher(nullptr);
+}
+
+// What comes while it lies down is not slept over.
+TEST(ShmLlpTest, WhatHasComeBeforeALoopLiesDownWakesIt) {
+  ShmPair pair;
+  pair.loop().AllowWakeful();
+  Watcher watcher;
+  pair.b().SetWatcher(&watcher);
+  pair.loop().Post([&] { pair.b().Arm(true, false); });
+  pair.RunLoop();
+  ASSERT_TRUE(Say(pair.a()));
+  pair.loop().LieDown();
+  EXPECT_EQ(pair.a().counters().writes, 0u);
+  pollfd sleeper{pair.loop().fd(), POLLIN, 0};
+  EXPECT_EQ(poll(&sleeper, 1, 0), 1);
+  pair.RunLoop();
+  EXPECT_EQ(watcher.calls, 1);
+  pair.b().SetWatcher(nullptr);
+}
+
+TEST(ShmLlpTest, WhoIsDisarmedIsLookedAtNoMore) {
+  ShmPair pair;
+  pair.loop().AllowWakeful();
+  Watcher watcher;
+  pair.b().SetWatcher(&watcher);
+  pair.loop().Post([&] { pair.b().Arm(true, false); });
+  pair.RunLoop();
+  pair.b().Arm(false, false);
+  EXPECT_FALSE(pair.loop().HasWakeful());
+  ASSERT_TRUE(Say(pair.a()));
+  EXPECT_FALSE(pair.loop().Glance());
+  EXPECT_EQ(watcher.calls, 0);
+  pair.b().SetWatcher(nullptr);
+}
+
 TEST(ShmLlpTest, WhoWaitsForRoomIsRungForWhenHalfOfTheRingIsFree) {
   ShmPair pair;
   Watcher watcher;
