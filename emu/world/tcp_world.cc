@@ -120,6 +120,7 @@ void TellOfChoice(bool verbose, const IpEndpoint& local, const IpEndpoint& remot
 ShmFabric::Options ChoiceOptions(const WorldOptions& options) {
   return {.backend = options.backend,
           .users = options.shm_users,
+          .payload = options.shm_payload,
           .on_choice = [verbose = options.verbose](const IpEndpoint& local, const IpEndpoint& remote,
                                                    const Carriage& carriage) {
             TellOfChoice(verbose, local, remote, carriage);

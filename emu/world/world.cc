@@ -57,6 +57,7 @@ struct Word {
 constexpr Word<BackendChoice> kBackends[] = {
     {"auto", BackendChoice::kAuto}, {"shm", BackendChoice::kShm}, {"tcp", BackendChoice::kTcp}};
 constexpr Word<ShmUsers> kUsers[] = {{"any-user", ShmUsers::kAny}, {"same-user", ShmUsers::kSame}};
+constexpr Word<ShmPayload> kPayloads[] = {{"copy", ShmPayload::kCopied}, {"read", ShmPayload::kRead}};
 
 // One of some words.
 template <typename Value, size_t kCount>
@@ -133,6 +134,7 @@ WorldOptions FromEnvironment(WorldOptions defaults, const Complaints& complain) 
   Time("STAGECOACH_USER_TIMEOUT", kMilliseconds, &defaults.cm.user_timeout, complain);
   OneOf("STAGECOACH_BACKEND", kBackends, &defaults.backend, complain);
   OneOf("STAGECOACH_SHM", kUsers, &defaults.shm_users, complain);
+  OneOf("STAGECOACH_SHM_PAYLOAD", kPayloads, &defaults.shm_payload, complain);
   Switch("STAGECOACH_VERBOSE", &defaults.verbose, complain);
   Time("STAGECOACH_BUSY_POLL", kMicroseconds, &defaults.busy_poll, complain);
   Path("STAGECOACH_PCAP", &defaults.capture_path);

@@ -22,6 +22,9 @@
 //                                       connection), tcp, or auto: shm where both ends have it, or else tcp
 //                                       (backend/shm/shm_fabric.h; auto)
 //   STAGECOACH_SHM          a word      with whom memory is shared: any-user, or same-user (any-user)
+//   STAGECOACH_SHM_PAYLOAD  a word      copy: all of it goes through the ring; read: large payload may be read where it
+//                                       lies, by processes of this user that ask for it, too (llp/shm/reference.h;
+//                                       copy)
 //   STAGECOACH_VERBOSE      on, off     say on standard error what carries each connection, and why (off)
 //   STAGECOACH_BUSY_POLL    us          how long a thread that waits for events polls before it sleeps, at most; 0: not
 //                                       at all (100, 1000 at the most; backend/tcp/busy_poll.h; 0 on a host with one
@@ -70,6 +73,7 @@ struct WorldOptions {
   Duration busy_poll = 100us;  // of a TcpWorld (STAGECOACH_BUSY_POLL), as the next three
   BackendChoice backend = BackendChoice::kAuto;
   ShmUsers shm_users = ShmUsers::kAny;
+  ShmPayload shm_payload = ShmPayload::kCopied;
   bool verbose = false;
   std::string capture_path;              // a name for MakeTcpWorld (pcapng_writer.h, record_file.h); empty: none
   std::shared_ptr<CaptureSink> capture;  // wins over capture_path

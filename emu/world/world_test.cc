@@ -40,6 +40,7 @@ TEST(WorldOptions, TheDefaultAsksForNoCrcAndForPeerToPeer) {
   EXPECT_EQ(options.busy_poll, 100us);
   EXPECT_EQ(options.backend, BackendChoice::kAuto);
   EXPECT_EQ(options.shm_users, ShmUsers::kAny);
+  EXPECT_EQ(options.shm_payload, ShmPayload::kCopied);
   EXPECT_FALSE(options.verbose);
   EXPECT_EQ(options.capture_path, "");
 }
@@ -53,6 +54,7 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   Environment busy_poll("STAGECOACH_BUSY_POLL", "200");
   Environment backend("STAGECOACH_BACKEND", "shm");
   Environment users("STAGECOACH_SHM", "same-user");
+  Environment payload("STAGECOACH_SHM_PAYLOAD", "read");
   Environment verbose("STAGECOACH_VERBOSE", "on");
   Environment capture("STAGECOACH_PCAP", "/some/where.pcapng");
   const WorldOptions options = OptionsFromEnvironment();
@@ -64,6 +66,7 @@ TEST(WorldOptions, TheEnvironmentOverrides) {
   EXPECT_EQ(options.busy_poll, 200us);
   EXPECT_EQ(options.backend, BackendChoice::kShm);
   EXPECT_EQ(options.shm_users, ShmUsers::kSame);
+  EXPECT_EQ(options.shm_payload, ShmPayload::kRead);
   EXPECT_TRUE(options.verbose);
   EXPECT_EQ(options.capture_path, "/some/where.pcapng");
 }

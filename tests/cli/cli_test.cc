@@ -529,7 +529,9 @@ TEST_F(CliTest, DevInfoShowsTheDeviceThatIsNamed) {
   const char* const profile = std::getenv("STAGECOACH_PROFILE");
   EXPECT_TRUE(
       Run({"devinfo"}).out.starts_with(std::string("name: ") + (profile != nullptr ? profile : "iwarp") + "\n"));
-  EXPECT_TRUE(roce.out.ends_with("\nbackend: auto\nshared_memory: yes, with processes of this host\n")) << roce.out;
+  EXPECT_TRUE(
+      roce.out.ends_with("\nbackend: auto\nshared_memory: yes, with processes of this host; large payload is copied\n"))
+      << roce.out;
   const Outcome unknown = Run({"devinfo", "frob"});
   EXPECT_EQ(unknown.code, 2);
   EXPECT_EQ(unknown.err, "stagecoach: devinfo: 'frob': no such profile; there are iwarp, roce, minimal, hostile\n");

@@ -118,6 +118,13 @@ void AddDeviceOptions(CLI::App& command, DeviceOptions& options) {
       ->check(CLI::IsMember({"any-user", "same-user"}));
   command
       .add_option(
+          "--shm-payload", options.shm_payload,
+          "What becomes of large payload in shared memory: it is copied (copy, the default), or processes of this "
+          "user that say so, too, read it where it lies (read)")
+      ->type_name("HOW")
+      ->check(CLI::IsMember({"copy", "read"}));
+  command
+      .add_option(
           "--rule", options.rules,
           "Do something to the device or its connections, such as 'disconnect message=10'; may be given several "
           "times (docs/injections.md)")
@@ -192,6 +199,7 @@ int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
       {!options.rules.empty(), "--rule: injections are of"},
       {!options.backend.empty(), "--backend: is of"},
       {!options.shm.empty(), "--shm: is of"},
+      {!options.shm_payload.empty(), "--shm-payload: is of"},
   };
   for (const auto& option : kEmulated) {
     if (!option.given) continue;
@@ -273,6 +281,7 @@ int ApplyDeviceOptions(std::string_view command, const DeviceOptions& options) {
       {"--profile", kProfileVariable, options.profile},
       {"--backend", "STAGECOACH_BACKEND", options.backend},
       {"--shm", "STAGECOACH_SHM", options.shm},
+      {"--shm-payload", "STAGECOACH_SHM_PAYLOAD", options.shm_payload},
       {"--verbose", "STAGECOACH_VERBOSE", options.verbose ? "on" : ""},
   };
   for (const auto& [option, variable, value] : kVariables) {

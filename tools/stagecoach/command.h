@@ -49,6 +49,7 @@ struct DeviceOptions {
   std::vector<std::string> rules;  // empty: what the environment says
   std::string backend;             // likewise
   std::string shm;                 // likewise
+  std::string shm_payload;         // likewise
   bool verbose = false;            // an option of commands; the device says what carries each connection
 };
 void AddDeviceOptions(CLI::App& command, DeviceOptions& options);

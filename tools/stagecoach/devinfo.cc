@@ -18,8 +18,9 @@ std::string SharedMemory(const emu::WorldOptions& options) {
     return fmt::format("no: {}", emu::ToString(emu::ShmObstacle::kTcpWanted));
   }
   if (const auto obstacle = emu::WhyNotShm()) return fmt::format("no: {}", emu::ToString(*obstacle));
-  return options.shm_users == emu::ShmUsers::kSame ? "yes, with processes of this user"
-                                                   : "yes, with processes of this host";
+  return fmt::format("yes, with processes of this {}; large payload {}",
+                     options.shm_users == emu::ShmUsers::kSame ? "user" : "host",
+                     options.shm_payload == emu::ShmPayload::kRead ? "may be read where it lies" : "is copied");
 }
 
 int DevInfo(const std::string& name) {

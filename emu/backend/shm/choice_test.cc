@@ -1,5 +1,6 @@
 // Which of shared memory and TCP carries a connection, and what is said of it.
 #include <gtest/gtest.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -149,6 +150,23 @@ TEST(ChoiceTest, AnotherUserIsNotMetByWhoSharesWithItsOwnAlone) {
     Caller caller(neighbour.port(), chooser.fabric());
     EXPECT_EQ(chooser.said().by, "shm");
   }
+}
+
+// In a process of its own, since one that lets itself be read does so for good.
+TEST(ChoiceTest, WhoLetsItsMemoryBeReadSaysWhatBecomesOfLargePayload) {
+  const pid_t process = fork();
+  if (process == 0) {
+    TcpFabric tcp;
+    ShmFabric fabric(
+        tcp, {.backend = BackendChoice::kShm, .users = ShmUsers::kAny, .payload = ShmPayload::kRead, .on_choice = {}});
+    Connection connection(fabric, fabric);
+    connection.ShakeHands();
+    const Carriage carriage = connection.a.records().carriage();
+    _exit(carriage.by == "shm" && carriage.why == "large payload is read where it lies" ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(process, &status, 0), process);
+  EXPECT_EQ(status, 0);
 }
 
 TEST(ChoiceTest, AProcessSaysWhetherItCanShareMemory) {

@@ -10,6 +10,7 @@
 #include "base/insist.h"
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp_over.h"
+#include "emu/llp/shm/reference.h"
 
 namespace stagecoach::emu {
 namespace {
@@ -140,6 +141,11 @@ class ShmFabric::MeetingStream final : public Stream {
   MeetingResult meeting_ = Err(ShmObstacle::kNotAsked);
   bool looked_ = false;
 };
+
+ShmFabric::ShmFabric(TcpFabric& beneath, Options options)
+    : FabricOver(beneath), tcp_(beneath), options_(std::move(options)) {
+  if (options_.payload == ShmPayload::kRead) LetSameUserRead();
+}
 
 Result<std::unique_ptr<Listener>, FabricError> ShmFabric::ListenWith(const StreamOptions& options,
                                                                      const IpEndpoint& local, int backlog,

@@ -28,6 +28,12 @@ enum class BackendChoice : uint8_t {
 
 std::string_view ToString(BackendChoice choice);
 
+// What becomes of large payload.
+enum class ShmPayload : uint8_t {
+  kCopied,  // into the ring and out of it
+  kRead,    // the other process may read it where it lies (emu/llp/shm/reference.h)
+};
+
 class ShmFabric final : public FabricOver {
  public:
   // A connection of the stream between these two is carried so; by "nothing" where that ended it. On any thread,
@@ -38,12 +44,13 @@ class ShmFabric final : public FabricOver {
   struct Options {
     BackendChoice backend = BackendChoice::kAuto;
     ShmUsers users = ShmUsers::kAny;
-    ChoiceListener on_choice;  // may be empty
+    ShmPayload payload = ShmPayload::kCopied;  // kRead is for the whole process, and for good
+    ChoiceListener on_choice;                  // may be empty
   };
 
   // `beneath` outlives this fabric and what it handed out.
   explicit ShmFabric(TcpFabric& beneath) : ShmFabric(beneath, Options()) {}
-  ShmFabric(TcpFabric& beneath, Options options) : FabricOver(beneath), tcp_(beneath), options_(std::move(options)) {}
+  ShmFabric(TcpFabric& beneath, Options options);
 
   Result<std::unique_ptr<Listener>, FabricError> ListenWith(const StreamOptions& options, const IpEndpoint& local,
                                                             int backlog, AcceptCallback on_accept) override;

@@ -80,6 +80,28 @@ const char* ToString(Reading reading) {
   return "unknown";
 }
 
+std::string_view PayloadWords(Reading reading) {
+  switch (reading) {
+    case Reading::kUntold:
+      return "large payload is offered to be read where it lies";
+    case Reading::kPossible:
+      return "large payload is read where it lies";
+    case Reading::kNotOffered:
+      return "large payload is copied: the other process does not let it be read";
+    case Reading::kOtherUser:
+      return "large payload is copied: another user";
+    case Reading::kOtherPidNamespace:
+      return "large payload is copied: another pid namespace";
+    case Reading::kNotPermitted:
+      return "large payload is copied: not permitted by the kernel";
+    case Reading::kNotSupported:
+      return "large payload is copied: not supported by the kernel";
+    case Reading::kOtherProcess:
+      return "large payload is copied: another process";
+  }
+  return {};
+}
+
 void LetSameUserRead() {
   lets_same_user_read.store(true, std::memory_order_relaxed);
   // EINVAL where there is no Yama, which then forbids nothing.

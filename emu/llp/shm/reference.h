@@ -23,6 +23,7 @@
 #include <cstdint>
 #include <memory>
 #include <span>
+#include <string_view>
 
 #include "base/bytes.h"
 
@@ -41,6 +42,8 @@ enum class Reading : uint32_t {
 };
 // "unknown" for numbers that are none of these.
 const char* ToString(Reading reading);
+// What becomes of large payload then, as a clause: "large payload is copied: another user".
+std::string_view PayloadWords(Reading reading);
 
 // From now on this process tells processes of its user that they may read its memory, and where Yama asks for it
 // (ptrace_scope 1), has the kernel let them: that lets every process of this user trace this one.
@@ -94,6 +97,7 @@ class PeerMemory {
   // Needs kPossible. What is in `to` means nothing unless it is kDone.
   Pulled Pull(std::span<const Reference> from, size_t skip, std::span<const MutableBytes> to) const;
 
+ private:
   Reading reading_ = Reading::kNotOffered;
   pid_t process_ = 0;
   TokenPlace token_;

@@ -345,6 +345,10 @@ Reading ShmLlp::reference() const {
   return static_cast<Reading>(peer_.words().reading.load(std::memory_order_relaxed));
 }
 
+Carriage ShmLlp::carriage() const {
+  return {.by = "shm", .why = LetsSameUserRead() ? PayloadWords(reference()) : std::string_view()};
+}
+
 void ShmLlp::ForgetMemory() {
   if (tx_end_ || !TakeReleases() || published_ == 0) return;
   EndSending({.status = TxStatus::kReset});

@@ -59,7 +59,8 @@ class ShmLlp final : public Llp, private ArrivalMark {
   bool CanQueue() const override { return queued_bytes_ < kMostQueuedBytes && records_.size() < kMostQueuedRecords; }
   void QueueRecord(ConstBytes header, std::span<const TxPart> payload, uint64_t cookie) override;
   bool IsReliable() const override { return true; }
-  Carriage carriage() const override { return {.by = "shm", .why = {}}; }
+  // Of a process that lets its memory be read it says as well what becomes of large payload.
+  Carriage carriage() const override;
   // kFault, with kBadLength, for everything that a peer can say wrong of its records.
   RxResult NextRecord(RecordHead* record) override;
   RxResult Place(size_t head_size, std::span<const MutableBytes> destination) override;
