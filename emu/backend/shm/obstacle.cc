@@ -17,7 +17,7 @@ std::string_view ToString(ShmObstacle obstacle) {
     case ShmObstacle::kOtherUser:
       return "the other end is of another user, and this one was told to share memory with its own user alone";
     case ShmObstacle::kNotAnswered:
-      return "the other end did not take the offer of shared memory";
+      return "the other end did not take the offer of shared memory, or has gone";
     case ShmObstacle::kUnfitOffer:
       return "what the other end offered is no memory that can be shared safely";
     case ShmObstacle::kNameTaken:
