@@ -1,6 +1,6 @@
 #include "verbs_shim/tests/party_test_support.h"
 
-#include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
@@ -100,10 +100,10 @@ int RunPeer(Who who, const Course& course, uint16_t port) {
     return *only.end() == RDMA_CM_EVENT_DISCONNECTED ? 0 : 13;
   }
   if (course.point == "quiet") {
-    // As a program that has nothing to do.
-    fcntl(party.channel()->fd, F_SETFL, 0);
-    rdma_cm_event* event = nullptr;
-    rdma_get_cm_event(party.channel(), &event);
+    // As a program that waits for events of several kinds and has nothing to do.
+    pollfd wait[] = {{.fd = party.channel()->fd, .events = POLLIN, .revents = 0},
+                     {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0}};
+    poll(wait, std::size(wait), -1);
     return 0;
   }
   for (;;) {
@@ -125,9 +125,9 @@ int RunPartyTests(int argc, char** argv) {
                    static_cast<uint16_t>(std::atoi(argv[4])));
   }
   // Ports of its own: in the place of a peer that has died comes no process of another test.
-  const char* const backend = std::getenv("STAGECOACH_BACKEND");
-  const bool is_tcp = backend != nullptr && std::string_view(backend) == "tcp";
-  setenv("STAGECOACH_PORTS", is_tcp ? "23748+16" : "23732+16", 0);
+  const char* const named = std::getenv("STAGECOACH_BACKEND");
+  const std::string_view backend = named != nullptr ? named : "";
+  setenv("STAGECOACH_PORTS", backend == "shm" ? "23732+16" : backend == "tcp" ? "23748+16" : "23764+16", 0);
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
 }
