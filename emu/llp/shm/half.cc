@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
@@ -34,6 +35,12 @@ int MakeMemoryFile() {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
   const int fd = memfd_create("stagecoach", kFlags | MFD_NOEXEC_SEAL);
   return fd >= 0 || errno != EINVAL ? fd : memfd_create("stagecoach", kFlags);
+}
+
+// A file in memory is a file, and who makes one larger than it may is sent SIGXFSZ, which ends a process.
+bool MayBeAsLarge(size_t size) {
+  rlimit limit;
+  return getrlimit(RLIMIT_FSIZE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY || size <= limit.rlim_cur;
 }
 
 bool IsCapacity(uint64_t size) {
@@ -88,10 +95,11 @@ void SharedMapping::swap(SharedMapping& other) noexcept {
 
 Result<OwnHalf, HalfError> OwnHalf::Create(size_t capacity) {
   STAGECOACH_CHECK(IsCapacity(capacity));
+  const size_t size = kWordsSize + capacity;
+  if (!MayBeAsLarge(size)) return Err(HalfError{HalfFault::kSystem, EFBIG});
   const int fd = KeepFromChildren(MakeMemoryFile());
   if (fd < 0) return Err(SystemError());
   OwnHalf half(fd, {});
-  const size_t size = kWordsSize + capacity;
   int allocated;
   do {
     allocated = fallocate(fd, 0, 0, static_cast<off_t>(size));

@@ -96,7 +96,7 @@ class OwnHalf {
   static constexpr size_t kWordsSize = 4096;
 
   // All of its memory is there from the beginning, or it is not made. kSystem is its one fault: EMFILE, ENFILE, ENOMEM,
-  // ENOSPC, EINVAL for a kernel that cannot seal it.
+  // ENOSPC, EFBIG for a process that may have no file as large, EINVAL for a kernel that cannot seal it.
   static Result<OwnHalf, HalfError> Create(size_t capacity = kUsualCapacity);
   OwnHalf(OwnHalf&& other) noexcept;
   OwnHalf& operator=(OwnHalf&&) = delete;

@@ -130,6 +130,21 @@ TEST(HalfTest, WantOfDescriptorsIsSaid) {
 }
 
 // It would speak for its parent there.
+// The kernel would send it SIGXFSZ.
+TEST(HalfTest, AProcessThatMayHaveNoLargeFileLives) {
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    const rlimit small{.rlim_cur = kSize - 1, .rlim_max = kSize};
+    if (setrlimit(RLIMIT_FSIZE, &small) != 0) _exit(2);
+    const auto half = OwnHalf::Create(OwnHalf::kLeastCapacity);
+    _exit(!half && half.error().fault == HalfFault::kSystem && half.error().error == EFBIG ? 0 : 3);
+  }
+  int status = -1;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+}
+
 TEST(HalfTest, AChildHasNeitherTheMemoryNorTheDescriptor) {
   const auto own = OwnHalf::Create(OwnHalf::kLeastCapacity);
   ASSERT_TRUE(own);
