@@ -4,6 +4,8 @@
  *   peer serve PORT N      until N connections are over and all Receives posted for them have completed
  *   peer MODE PORT         connects, and does what MODE says: see the end of this file
  *
+ * PEER_USER, PEER_CONTAINER and PEER_FILE_SIZE say where it does so (move_in).
+ *
  * What it says on standard output is what tests wait for and compare. Exit code 1: something was not as it should be,
  * and standard error says what. */
 #define _GNU_SOURCE
@@ -17,6 +19,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
+#include <sched.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stdarg.h>
@@ -25,6 +28,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/time.h>
@@ -568,6 +573,55 @@ static void cancel_while(void* (*body)(void*), struct connection* c) {
   NEED(pthread_cancel(thread) == 0 && pthread_join(thread, &result) == 0 && result == PTHREAD_CANCELED);
 }
 
+/* --- Where it is --- */
+
+static void write_to(const char* path, const char* text) {
+  int fd = open(path, O_WRONLY | O_CLOEXEC);
+  if (fd < 0) return;
+  if (write(fd, text, strlen(text)) < 0) fprintf(stderr, "%s\n", path);
+  close(fd);
+}
+
+enum { CANNOT_BE = 77 };
+
+__attribute__((noreturn)) static void cannot_be(const char* what) {
+  fprintf(stderr, "%s: not here (errno %d)\n", what, errno);
+  exit(CANNOT_BE);
+}
+
+/* In a pid namespace of its own, with its own /proc; and for "user" in a user namespace. */
+static void enter_container(const char* kind) {
+  const int is_user = strcmp(kind, "user") == 0;
+  char map[64];
+  snprintf(map, sizeof map, "%u %u 1", geteuid(), geteuid());
+  if (unshare(CLONE_NEWPID | CLONE_NEWNS | (is_user ? CLONE_NEWUSER : 0)) != 0) cannot_be(kind);
+  if (is_user) write_to("/proc/self/uid_map", map);
+  pid_t child = fork();
+  NEED(child >= 0);
+  if (child > 0) {
+    int status;
+    NEED(waitpid(child, &status, 0) == child);
+    exit(WIFEXITED(status) ? WEXITSTATUS(status) : 1);
+  }
+  NEED(prctl(PR_SET_PDEATHSIG, SIGKILL) == 0);
+  if (mount(NULL, "/", NULL, MS_REC | MS_PRIVATE, NULL) != 0 || mount("proc", "/proc", "proc", 0, NULL) != 0) {
+    cannot_be(kind);
+  }
+}
+
+/* As the environment says: it is no matter of what a program does. */
+static void move_in(void) {
+  const char* container = getenv("PEER_CONTAINER");
+  const char* user = getenv("PEER_USER");
+  const char* file_size = getenv("PEER_FILE_SIZE");
+  if (container != NULL) enter_container(container);
+  if (user != NULL && setuid((uid_t)atoi(user)) != 0) cannot_be(user);
+  if (file_size != NULL) {
+    struct rlimit limit = {.rlim_cur = (rlim_t)atoi(file_size), .rlim_max = (rlim_t)atoi(file_size)};
+    NEED(setrlimit(RLIMIT_FSIZE, &limit) == 0);
+  }
+}
+
 /* --- What a library may not touch --- */
 
 struct surroundings {
@@ -669,6 +723,7 @@ int main(int argc, char** argv) {
   if (argc < 3) return 2;
   const char* mode = argv[1];
   const uint16_t port = (uint16_t)atoi(argv[2]);
+  move_in();
   main_thread = pthread_self();
   NEED(readlink("/proc/self/exe", own_path, sizeof own_path - 1) > 0);
 #define MODE(name) else if (strcmp(mode, name) == 0)
