@@ -153,8 +153,7 @@ TEST_F(NeighboursTest, ProcessesOfTwoUserNamespacesShareMemory) {
 TEST_F(NeighboursTest, AProgramWhoseFilesMayNotBeLargeGoesByTcp) {
   const std::string own = "tcp: the system does not let this process share memory";
   ExpectTalk({}, {.setting = "PEER_FILE_SIZE=1000"}, "tcp: the other end did not ask for shared memory", own);
-  ExpectTalk({.setting = "PEER_FILE_SIZE=1000"}, {}, own,
-             "tcp: the other end did not take the offer of shared memory");
+  ExpectTalk({.setting = "PEER_FILE_SIZE=1000"}, {}, own, "tcp: the other end did not take the offer of shared memory");
 }
 
 }  // namespace

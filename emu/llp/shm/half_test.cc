@@ -129,7 +129,6 @@ TEST(HalfTest, WantOfDescriptorsIsSaid) {
   EXPECT_EQ(half.error().error, EMFILE);
 }
 
-// It would speak for its parent there.
 // The kernel would send it SIGXFSZ.
 TEST(HalfTest, AProcessThatMayHaveNoLargeFileLives) {
   const pid_t child = fork();
@@ -145,6 +144,7 @@ TEST(HalfTest, AProcessThatMayHaveNoLargeFileLives) {
   EXPECT_EQ(status, 0);
 }
 
+// It would speak for its parent there.
 TEST(HalfTest, AChildHasNeitherTheMemoryNorTheDescriptor) {
   const auto own = OwnHalf::Create(OwnHalf::kLeastCapacity);
   ASSERT_TRUE(own);
