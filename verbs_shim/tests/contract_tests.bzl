@@ -31,7 +31,7 @@ def contract_test(name, profiles = ["iwarp"], emulated_only = False):
             cc_test(
                 name = name + ("" if profile == "iwarp" else "_" + profile) + suffix,
                 size = "small",
-                env = dict([("STAGECOACH_PROFILE", profile)] + env.items()),
+                env = dict([("STAGECOACH_PROFILE", profile)] + list(env.items())),
                 tags = ["emulated_only"] if emulated_only or not is_first else [],
                 deps = [
                     ":%s_cases" % name,

@@ -285,6 +285,22 @@ std::optional<MeetingPoint::Caller> MeetingPoint::Find(const std::optional<Socke
   }
 }
 
+bool MeetingPoint::Tidy() {
+  std::lock_guard lock(mutex_);
+  callers_.remove_if([](Caller& each) {
+    const bool is_gone = !HasCome(each);
+    if (is_gone) Dismiss(each);
+    return is_gone;
+  });
+  is_looked_after_ = !callers_.empty();
+  return is_looked_after_;
+}
+
+bool MeetingPoint::IsUntidy() {
+  std::lock_guard lock(mutex_);
+  return !callers_.empty() && !std::exchange(is_looked_after_, true);
+}
+
 Result<std::unique_ptr<Meeting>, ShmObstacle> MeetingPoint::Take(int stream_socket, const MeetingOptions& options) {
   std::lock_guard lock(mutex_);
   if (socket_ < 0) return Err(obstacle_);

@@ -99,6 +99,10 @@ class MeetingPoint {
   // When the first bytes have come from an accepted stream, and before anything is written to it: meets who has its
   // other end.
   Result<std::unique_ptr<Meeting>, ShmObstacle> Take(int stream_socket, const MeetingOptions& options = {});
+  // Lets go of callers that have gone. True: others wait still.
+  bool Tidy();
+  // True, and then not again until Tidy() has said that nobody waits: it is to be called in a while, and again.
+  bool IsUntidy();
 
  private:
   // Who has connected; its hello, when it has come.
@@ -120,6 +124,7 @@ class MeetingPoint {
   int socket_ = -1;                                // guarded by mutex_, as what follows
   ShmObstacle obstacle_ = ShmObstacle::kNotAsked;  // while there is no socket
   std::list<Caller> callers_;                      // oldest first
+  bool is_looked_after_ = false;
 };
 
 }  // namespace stagecoach::emu

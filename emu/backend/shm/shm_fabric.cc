@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "base/insist.h"
+#include "emu/fabric/insist_loop.h"
 #include "emu/fabric/stream.h"
 #include "emu/llp/llp_over.h"
 #include "emu/llp/shm/reference.h"
@@ -16,6 +17,17 @@ namespace stagecoach::emu {
 namespace {
 
 using MeetingResult = Result<std::unique_ptr<Meeting>, ShmObstacle>;
+
+// Callers that have gone are let go of within this time.
+constexpr Duration kTidyTime = 500ms;
+
+// On the loop of `tcp`.
+void TidyLater(TcpFabric& tcp, const std::weak_ptr<MeetingPoint>& weak) {
+  InsistAt(tcp.loop(), tcp.Now() + kTidyTime, [&tcp, weak] {
+    const auto point = weak.lock();
+    if (point != nullptr && point->Tidy()) TidyLater(tcp, weak);
+  });
+}
 
 // What an attempt to meet comes to, also where there is no memory for it: the stream can do without.
 template <typename Attempt>
@@ -120,8 +132,10 @@ class ShmFabric::MeetingStream final : public Stream {
   bool Meet() {
     if (point_) {
       const auto point = point_->lock();
-      if (point != nullptr)
+      if (point != nullptr) {
         meeting_ = OrNoMemory([&] { return point->Take(inner_->PollDescriptor(), fabric_.OptionsNow()); });
+        if (point->IsUntidy()) TidyLater(fabric_.tcp_, *point_);
+      }
     } else if (meeting_) {
       const Meeting::Answer answer = (*meeting_)->Hear(inner_->PollDescriptor());
       // The other end goes by shared memory, and this one cannot.

@@ -191,6 +191,32 @@ TEST_F(ShmFabricTest, NothingIsLeftOfWhoHasMet) {
   EXPECT_EQ(OpenDescriptors(), before);
 }
 
+// It was killed, say, before it has said a word; and no other comes.
+TEST_F(ShmFabricTest, ACallerThatGoesBeforeItsStreamIsLookedAtIsLetGoOf) {
+  ASSERT_TRUE(Meets(shm_a_, shm_b_));
+  a_.reset();
+  b_.reset();
+  const size_t before = OpenDescriptors();
+  {
+    std::array<std::optional<End>, 2> callers;
+    std::array<std::optional<End>, 2> accepted;
+    for (size_t i = 0; i < 2; ++i) {
+      callers[i].emplace(shm_a_);
+      accepted[i].emplace(shm_b_);
+      accepting_ = &*accepted[i];
+      attempt_ = shm_a_.Connect({}, listener_->local(),
+                                [&caller = *callers[i]](auto result) { caller.SetStream(std::move(*result)); });
+      ASSERT_TRUE(callers[i]->WaitForStream() && accepted[i]->WaitForStream());
+    }
+    // The first one waits in front of this one.
+    ASSERT_TRUE(callers[1]->Write());
+    ASSERT_EQ(accepted[1]->Read(), IoStatus::kOk);
+  }
+  const auto limit = std::chrono::steady_clock::now() + kBound;
+  while (OpenDescriptors() > before && std::chrono::steady_clock::now() < limit) std::this_thread::yield();
+  EXPECT_EQ(OpenDescriptors(), before);
+}
+
 // --- Want of descriptors ---
 
 // This process has none left for as long as there is one of these.
